@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from importlib.metadata import version
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ def _host(function: Any) -> tuple[list[dict[str, Any]], list[int]]:
     workspaces: list[int] = []
 
     def where(buffer: Any) -> list[Any]:
-        return next(place for known, place in memory if buffer.same_as(known))
+        return next(reference for known, reference in memory if buffer.same_as(known))
 
     body = function.body
     for statement in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
@@ -200,9 +201,7 @@ def _loads(function: Any) -> list[int]:
     def block(node: Any) -> None:
         if not isinstance(node, SBlock) or node.name_hint == "root":
             return
-        iterations = 1
-        for axis in node.iter_vars:
-            iterations *= int(axis.dom.extent)
+        iterations = prod(int(axis.dom.extent) for axis in node.iter_vars)
 
         def load(inner: Any) -> None:
             if isinstance(inner, TensorLoad):
@@ -286,6 +285,14 @@ def export_programs(
                 f"no program can be exported: {next(iter(failures.values()), 'no task has GPU size')}",
                 hint="name other networks or another target",
             )
+        facts = {
+            **describe(configuration),
+            "tvm": version("apache-tvm"),
+            "seed": settings.seed,
+            "tasks": len(exporter.wanted),
+            "command": command,
+            "failures": failures,
+        }
         # An incomplete run is a fair sample.
         random.Random(settings.seed).shuffle(entries)
         job = write_parts(
@@ -293,7 +300,7 @@ def export_programs(
             {KIND: entries, HOST: [Entry(item) for item in host_items()]},
             device=configuration.name,
             limits=limits or Limits(),
-            about={KIND: exporter.about(failures, command)},
+            about={KIND: facts},
             settings={KIND: {"arch": str(configuration.target["arch"])}},
         )
     return job
@@ -315,15 +322,13 @@ class _Exporter(Collector):
         super().__init__(store, settings, (configuration,), progress=progress, chooser=chooser)
         self._configuration, self._tasks, self._ansor = configuration, tasks, ansor
         self._works: dict[str, dict[str, float]] = {}
-        self._wanted: list[str] = []
+        self.wanted: set[str] = set()
 
     def _lower(self, given: Sequence[str], dims: Mapping[str, int]) -> None:
         super()._lower(given, dims)
-        if self._ansor is not None and not any(name.startswith("ansor-") for name in self.store.networks()):
-            self._add_ansor(self._ansor)
-
-    def _add_ansor(self, path: Path) -> None:
-        networks = best_of_ansor(path, _ANSOR_SCHEDULES)
+        if self._ansor is None or any(name.startswith("ansor-") for name in self.store.networks()):
+            return
+        networks = best_of_ansor(self._ansor, _ANSOR_SCHEDULES)
         with self._build_pool() as pool:
             for name, workloads in networks.items():
                 outcomes = pool.run(ansor_task, [(*key, schedules) for key, schedules in workloads.items()])
@@ -333,26 +338,21 @@ class _Exporter(Collector):
                     self.store.add_programs(task.hash, programs, None)
 
     def _chosen(self, tasks: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-        self._choose()
-        wanted = set(self._wanted)
-        return [task for task in tasks if task[0] in wanted]
-
-    def _choose(self) -> None:
         """Choose among the tasks of GPU size."""
         names = self.store.task_names()
         with self._build_pool() as pool:
             outcomes = pool.run(work, [(self.store.task_program(task),) for task in names])
             self._works = {task: o.value for task, o in zip(names, outcomes, strict=True) if not o.failure}
         networks = {
-            network: [(t, names[t]) for t in tasks if t in self._works and is_gpu_size(self._works[t])]
-            for network, tasks in self.store.tasks_by_network().items()
+            network: [(t, names[t]) for t in tasks_of_it if t in self._works and is_gpu_size(self._works[t])]
+            for network, tasks_of_it in self.store.tasks_by_network().items()
         }
-        self._wanted = choose_tasks(networks, self._tasks)
+        self.wanted = set(choose_tasks(networks, self._tasks))
+        return [task for task in tasks if task[0] in self.wanted]
 
     def entries(self) -> tuple[list[Entry], dict[str, str]]:
         """Return an entry for each program that can be built, and the reasons of the others by hash."""
-        wanted = set(self._wanted)
-        programs = [p for p in self.store.all_programs() if p.task in wanted]
+        programs = [p for p in self.store.all_programs() if p.task in self.wanted]
         target, key = dict(self._configuration.target), self._configuration.build_key
 
         def facts(_: StoredProgram, __: str, outcome: Outcome) -> tuple[dict[str, Any], bytes]:
@@ -374,19 +374,6 @@ class _Exporter(Collector):
             estimate = {"estimate_s": round(_estimate_s(counts, self._configuration.device), 3)}
             entries.append(Entry(identity | item | counts | estimate, {member: code}))
         return entries, failures
-
-    def about(self, failures: Mapping[str, str], command: str) -> dict[str, Any]:
-        """Return what the import of the results needs."""
-        from importlib.metadata import version
-
-        return {
-            **describe(self._configuration),
-            "tvm": version("apache-tvm"),
-            "seed": self.settings.seed,
-            "tasks": len(self._wanted),
-            "command": command,
-            "failures": dict(failures),
-        }
 
 
 def _estimate_s(counts: Mapping[str, float], device: DeviceSpec) -> float:

@@ -178,7 +178,8 @@ def _split(entries: Sequence[Entry], limit: int) -> Iterator[list[Entry]]:
     part: list[Entry] = []
     size = 0
     for entry in entries:
-        needed = _packed_bytes(entry)
+        members = sum(_MEMBER_BYTES + len(zlib.compress(content)) for content in entry.members.values())
+        needed = members + len(zlib.compress(json.dumps(entry.item).encode()))
         if part and size + needed > limit * _FILL:
             yield part
             part, size = [], 0
@@ -186,11 +187,6 @@ def _split(entries: Sequence[Entry], limit: int) -> Iterator[list[Entry]]:
         size += needed
     if part:
         yield part
-
-
-def _packed_bytes(entry: Entry) -> int:
-    members = sum(_MEMBER_BYTES + len(zlib.compress(content)) for content in entry.members.values())
-    return members + len(zlib.compress(json.dumps(entry.item).encode()))
 
 
 def _job_id(device: str, entries: Mapping[str, Sequence[Entry]]) -> str:
@@ -235,18 +231,14 @@ class Results:
     machines : list of dict
         Description of the machine, one for each call of ``run.py``.
     items : list of dict
-        Results: "id", "failure", "repeats_s" (protocol to list of seconds), "call", and the fields of the kind.
+        Results: "id", "failure", "repeats_s" (protocol to list of seconds), "call" (index of the machine), and the
+        fields of the kind.
     """
 
     path: Path
     head: dict[str, Any]
     machines: list[dict[str, Any]]
     items: list[dict[str, Any]]
-
-    def machine(self, item: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the description of the machine at the time of an item."""
-        machine: dict[str, Any] = self.machines[item["call"]]
-        return machine
 
 
 def read_results(path: Path) -> Results:
