@@ -119,7 +119,11 @@ def write_job(
         writer.prepare(sources, dims)
         with disk_errors(folder / PROGRAMS):
             programs = writer.build(folder)
-            _copy_programs(store, folder / PROGRAMS)
+            aside = folder / f"{WORK}.part"
+            aside.unlink(missing_ok=True)
+            with closing(sqlite3.connect(store.folder / STORE)) as db:
+                db.execute("VACUUM INTO ?", (str(aside),))  # a compact copy of the open store
+            os.replace(aside, folder / PROGRAMS)
             manifest = Manifest(
                 format=FORMAT,
                 tvm=version("apache-tvm"),
@@ -347,15 +351,6 @@ def _here(
         cores = pinned_cores(used, "choose other values with --threads and --device")
         configurations.append(Configuration(entry.target, used, cores, spec, names))
     return configurations
-
-
-def _copy_programs(store: Store, path: Path) -> None:
-    """Copy the programs of a store, while it is open, to a compact file."""
-    aside = path.with_suffix(".part")
-    aside.unlink(missing_ok=True)
-    with closing(sqlite3.connect(store.folder / STORE)) as db:
-        db.execute("VACUUM INTO ?", (str(aside),))
-    os.replace(aside, path)
 
 
 def _sha256(path: Path) -> str:

@@ -270,17 +270,13 @@ class Store:
             tasks.setdefault(network, []).append(task)
         return tasks
 
-    def task_names(self) -> dict[str, str]:
-        """Return the name of each task by hash."""
-        return dict(self._db.execute("SELECT hash, name FROM tasks ORDER BY rowid"))
-
-    def task_program(self, task: str) -> str:
-        """Return the unscheduled program of a task, as TVM JSON."""
-        return _unpack(self._db.execute("SELECT program FROM tasks WHERE hash = ?", (task,)).fetchone()[0])
+    def tasks(self) -> list[tuple[str, str, str]]:
+        """Return all tasks: hash, name, and the unscheduled program as TVM JSON."""
+        return self._tasks("?", True)
 
     def unsampled(self, count: int) -> list[tuple[str, str, str]]:
         """Return the tasks (hash, name, TVM JSON) with fewer than ``count`` sampled schedules."""
-        return self._tasks("sampled < ?", count)
+        return self._tasks("sampled < ? AND failure = ''", count)
 
     def add_programs(self, task: str, programs: Sequence[SampledProgram], drawn: int | None) -> None:
         """Store programs of a task; known programs stay unchanged.
@@ -324,10 +320,11 @@ class Store:
 
         Tasks with a single schedule are omitted, because there is nothing to search.
         """
-        return self._tasks("tuned < ? AND (SELECT COUNT(*) FROM programs p WHERE p.task = t.hash) > 2", trials)
+        several = "(SELECT COUNT(*) FROM programs p WHERE p.task = t.hash) > 2"
+        return self._tasks(f"tuned < ? AND failure = '' AND {several}", trials)
 
     def _tasks(self, condition: str, number: int) -> list[tuple[str, str, str]]:
-        query = f"SELECT hash, name, program FROM tasks t WHERE {condition} AND failure = '' ORDER BY rowid"
+        query = f"SELECT hash, name, program FROM tasks t WHERE {condition} ORDER BY rowid"
         return [(digest, name, _unpack(blob)) for digest, name, blob in self._db.execute(query, (number,))]
 
     def tuned(self, task: str, trials: int) -> None:

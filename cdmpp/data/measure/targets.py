@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -243,15 +243,21 @@ def _host_cpu() -> str:
 
 def host_isa() -> str:
     """Return the widest instruction set of this machine, as in :data:`X86_LEVELS`, or "neon"."""
-    import tvm
-
-    features = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
-    for feature, isa in _FEATURES:
-        if feature in features and bool(features[feature]):
-            return isa
+    if isa := _widest(_host_features()):
+        return isa
     raise MeasurementError(
         f"no known vector instructions on {_host_cpu()}", hint="describe it: --target JSON --device FILE.toml"
     )
+
+
+def _widest(features: Collection[str]) -> str:
+    return next((isa for feature, isa in _FEATURES if feature in features), "")
+
+
+def _host_features() -> set[str]:
+    import tvm
+
+    return {name for name, present in tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")().items() if present}
 
 
 def _isa_here(target: Mapping[str, Any]) -> str:
@@ -260,12 +266,8 @@ def _isa_here(target: Mapping[str, Any]) -> str:
         return ""
     import tvm
 
-    compiled = tvm.get_global_func("target.llvm_get_cpu_features")(tvm.target.Target(dict(target)))
-    here = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
-    for feature, isa in _FEATURES:
-        if feature in compiled:
-            return isa if feature in here and bool(here[feature]) else ""
-    return ""
+    isa = _widest(tvm.get_global_func("target.llvm_get_cpu_features")(tvm.target.Target(dict(target))))
+    return isa if isa in {name for feature, name in _FEATURES if feature in _host_features()} else ""
 
 
 def _boards(name: str) -> list[DeviceSpec]:

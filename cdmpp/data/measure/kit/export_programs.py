@@ -339,9 +339,10 @@ class _Exporter(Collector):
 
     def _chosen(self, tasks: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
         """Choose among the tasks of GPU size."""
-        names = self.store.task_names()
+        stored = self.store.tasks()
+        names = {task: name for task, name, _ in stored}
         with self._build_pool() as pool:
-            outcomes = pool.run(work, [(self.store.task_program(task),) for task in names])
+            outcomes = pool.run(work, [(text,) for _, _, text in stored])
             self._works = {task: o.value for task, o in zip(names, outcomes, strict=True) if not o.failure}
         networks = {
             network: [(t, names[t]) for t in tasks_of_it if t in self._works and is_gpu_size(self._works[t])]

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -203,7 +202,7 @@ def import_results(
     devices = []
     seen: set[tuple[str, str]] = set()
     for file in results:
-        with _of_this_job(file):
+        try:
             _check(file, about)
             device = _device(file, about)
             devices.append(device)
@@ -215,6 +214,12 @@ def import_results(
             seen |= items
             if file.head["kind"] == KIND:
                 rows += program_rows(folder, about, file, device, drop_impossible=drop_impossible)
+        except CdmppError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError) as error:  # fields that are missing or strange
+            raise DataError(
+                f"{file.path} does not fit the job: {error!r}", hint="copy the results and the job again"
+            ) from None
     if not rows:
         raise DataError("the result files have no programs", hint="import the host part together with the others")
     make_folder(result)
@@ -226,19 +231,6 @@ def import_results(
         notes.append(_HOST_NOTE)
     write_card(result, command=about[KIND]["command"], notes=notes, faults=_missing(about, results, devices))
     return result
-
-
-@contextmanager
-def _of_this_job(file: Results) -> Iterator[None]:
-    """Turn what a result with missing or strange fields raises into one error."""
-    try:
-        yield
-    except CdmppError:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(
-            f"{file.path} does not fit the job: {error!r}", hint="copy the results and the job again"
-        ) from None
 
 
 def _check(file: Results, about: Mapping[str, Any]) -> None:

@@ -14,7 +14,6 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +130,9 @@ def write_parts(
         if path.stat().st_size > limit:
             raise DataError(f"{path} has more than {limits.part_mib:g} MiB", hint="choose a larger --part-mib")
         listed.append({"kind": kind, "items": [entry.item["id"] for entry in part], "bytes": path.stat().st_size})
-    _copy_runtime(folder)
+    shutil.rmtree(folder / RUNTIME, ignore_errors=True)
+    shutil.copytree(runtime.__path__[0], folder / RUNTIME, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / LAUNCHER).write_text(_LAUNCHER_TEXT, encoding="utf-8")
     content = {"format": FORMAT, "job": job, "device": device, "parts": listed, **about}
     with replacing(folder / HOME / JOB) as aside:
         aside.write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -207,16 +208,6 @@ def _write_part(path: Path, head: Mapping[str, Any], entries: Sequence[Entry]) -
         for name, content in members.items():
             # A fixed date: equal jobs are equal files.
             archive.writestr(zipfile.ZipInfo(name, _DATE), content, zipfile.ZIP_DEFLATED, 9)
-
-
-def _copy_runtime(folder: Path) -> None:
-    target = folder / RUNTIME
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir()
-    for source in resources.files(runtime).iterdir():
-        if source.name.endswith(".py"):
-            (target / source.name).write_bytes(source.read_bytes())
-    (folder / LAUNCHER).write_text(_LAUNCHER_TEXT, encoding="utf-8")
 
 
 @dataclass(frozen=True)
