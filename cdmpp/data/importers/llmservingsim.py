@@ -157,8 +157,7 @@ def _layers(raw: RawTable, op: Labels, m: IntColumn) -> Iterator[Group]:
     models, tp = raw.labels("model"), raw.ints("tp")
 
     def shard(value: int) -> IntColumn:
-        parts = -(-value // np.maximum(tp.values, 1))
-        return IntColumn(parts, tp.missing, tp.invalid | (~tp.missing & (tp.values < 1)))
+        return IntColumn.constant(value, len(raw)).shard(tp)
 
     for name, model in MODELS.items():
         of_model = models.is_(name)
