@@ -230,7 +230,9 @@ def measure_job(
         libraries = manifest.libraries(folder)
 
         def collector() -> _Collector:
-            return _Collector(store, settings, configurations, libraries, timers=timers, progress=progress)
+            collector = _Collector(store, settings, configurations, timers=timers, progress=progress)
+            collector.libraries = libraries
+            return collector
 
         if collector().is_complete():  # needs neither TVM nor a device
             return result
@@ -290,18 +292,9 @@ class _Writer(Collector):
 
 
 class _Collector(Collector):
-    """A collector whose programs are already built."""
+    """A collector whose programs are already built: ``libraries`` by build key and program."""
 
-    def __init__(
-        self,
-        store: Store,
-        settings: CollectSettings,
-        configurations: Sequence[Configuration],
-        libraries: Mapping[tuple[str, str], Outcome],
-        **rest: Any,
-    ) -> None:
-        super().__init__(store, settings, configurations, **rest)
-        self._libraries = libraries
+    libraries: Mapping[tuple[str, str], Outcome]
 
     def is_complete(self) -> bool:
         """Whether everything is measured.
@@ -315,7 +308,7 @@ class _Collector(Collector):
         missing = self.store.missing(names, self.store.count_programs())
         due = self._due()
         needed = {program.hash for program in missing} | {program for program, _ in due}
-        if any((c.build_key, digest) not in self._libraries for digest in needed for c in self.configurations):
+        if any((c.build_key, digest) not in self.libraries for digest in needed for c in self.configurations):
             raise DataError(f"{self.store.folder} has programs of another job", hint="choose another --out")
         return not needed
 
@@ -323,7 +316,7 @@ class _Collector(Collector):
         self, wanted: dict[str, list[StoredProgram]], chosen: Sequence[Configuration]
     ) -> dict[tuple[str, str], Outcome]:
         pairs = [(c.build_key, program.hash) for c in chosen for program in wanted[c.name]]
-        return {pair: self._libraries[pair] for pair in pairs}
+        return {pair: self.libraries[pair] for pair in pairs}
 
 
 def _here(

@@ -102,10 +102,15 @@ def check_toolchain(target: Mapping[str, Any]) -> None:
         )
 
 
+def host_triple(target: Mapping[str, Any]) -> str:
+    """Return the triple of the host code of a target; "" for this machine's."""
+    host = target.get("host", target)
+    return str(host.get("mtriple", "")) if isinstance(host, Mapping) else ""
+
+
 def _compiler(target: Mapping[str, Any]) -> str:
     """Return the compiler driver for the target's host: gcc, or the cross compiler of its triple."""
-    host = target.get("host", target)
-    triple = host.get("mtriple", "") if isinstance(host, Mapping) else ""
+    triple = host_triple(target)
     native = not triple or triple.split("-")[0] == platform.machine()
     return "gcc" if native else f"{triple}-gcc"
 

@@ -11,13 +11,13 @@ import platform
 import socket
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cdmpp.data.measure.board import MACHINE, Tracker, no_server
-from cdmpp.data.measure.building import Library, import_tvm_alone
+from cdmpp.data.measure.building import Library, host_triple, import_tvm_alone
 from cdmpp.data.measure.pools import Outcome, WorkerPool, WorkerSettings
 from cdmpp.data.measure.settings import CollectSettings
 from cdmpp.data.measure.targets import Configuration
@@ -66,7 +66,8 @@ class RemoteTimers:
             environment={"TVM_USE_RUNTIME_LIB": "1", "TVM_NUM_THREADS": "1"},
             log=settings.log,
         )
-        kinds = (configuration.device_kind, _processor(configuration))
+        processor = host_triple(configuration.target).split("-")[0] or platform.machine()
+        kinds = (configuration.device_kind, processor)
         about = (configuration.threads, settings.time_limit_s, settings.timing)
         self._pool = WorkerPool(workers, limits, _prepare, (tracker, *kinds, *about))
 
@@ -201,13 +202,6 @@ class _RemoteTimer:
             hint="they may be in use; repeat the same command to resume",
             transient=True,
         )
-
-
-def _processor(configuration: Configuration) -> str:
-    """Return the processor of the host code: from the target's triple, else this machine's."""
-    host = configuration.target.get("host", configuration.target)
-    triple = host.get("mtriple", "") if isinstance(host, Mapping) else ""
-    return str(triple).split("-")[0] or platform.machine()
 
 
 def _family(processor: str) -> str:

@@ -359,11 +359,6 @@ class LocalTimer:
 _timer: LocalTimer
 
 
-def thread_environment(threads: int) -> dict[str, str]:
-    """Return the environment of a worker with a fixed number of threads; it needs TVM's runtime only."""
-    return {"TVM_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads), "TVM_USE_RUNTIME_LIB": "1"}
-
-
 def prepare_timer(kind: str, settings: TimingSettings, cores: Sequence[int]) -> None:
     """Prepare a worker for timing: pin each TVM thread to a core, and this thread to the first one."""
     global _timer

@@ -19,16 +19,7 @@ _ELF, _EM_CUDA = b"\x7fELF", 190
 
 
 def _target(arch: str) -> dict[str, Any]:
-    return {
-        "kind": "cuda",
-        "arch": arch,
-        "max_threads_per_block": 1024,
-        "max_shared_memory_per_block": 49152,
-        "registers_per_block": 65536,
-        "thread_warp_size": 32,
-        "max_num_threads": 1024,
-        "host": {"kind": "llvm", "mcpu": "x86-64-v2"},
-    }
+    return {**configurations(("cuda:a100-pcie-40gb",))[0].target, "arch": arch}
 
 
 def _architectures(library: bytes) -> list[int]:
