@@ -305,8 +305,9 @@ class Collector:
         wanted = {name: [p for p in programs if (p.hash, name) in pairs] for name in names}
         libraries = self._build(wanted, chosen)
         # Starting workers import TVM, which would disturb the timing.
-        for workers in (self._pool, *self._timers.values()):
-            workers.ready()
+        self._pool.ready()
+        for timers in self._timers.values():
+            timers.ready()
         for configuration in chosen:
             ready: list[tuple[StoredProgram, Library]] = []
             for program in wanted[configuration.name]:

@@ -118,9 +118,10 @@ def program_rows(
                 impossible[name] = reason
                 measurement, flushed = replace(measurement, failure=f"impossible time: {reason}"), ()
             else:
-                once, spread = bool(result.get("once")), relative_spread(warm)
-                timed = {"repeats_s": warm, "latency_s": warm_s, "spread": spread, "once": once}
-                measurement = replace(measurement, measured_at=result["at"], **timed)
+                spread, once = relative_spread(warm), bool(result.get("once"))
+                measurement = StoredMeasurement(
+                    name, device.name, FIRST, warm, warm_s, spread, once=once, measured_at=result["at"]
+                )
         machine = file.machines[result["call"]]
         conditions = {
             **{"target": facts["target"], "threads": facts["threads"], "affinity": "", "tvm": facts["tvm"]},
