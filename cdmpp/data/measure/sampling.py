@@ -134,6 +134,7 @@ def sample_programs(
     if count == 0:  # without a design space, which some tasks do not have
         return [default]
     import tvm_ffi
+    from tvm.s_tir import meta_schedule as ms
 
     context, spaces = tune_context(tvm_json, target, task_seed(task_hash, seed))
     strategy = context.search_strategy
@@ -152,7 +153,9 @@ def sample_programs(
                 program = scheduled_program(candidate.sch.mod, "sampled")
                 programs.setdefault(program.hash, program)
         idle = idle + 1 if len(programs) == before else 0
-        strategy.notify_runner_results(candidates, _no_results(len(candidates)))
+        # Placeholder results: replay-trace only counts them.
+        results = [ms.runner.RunnerResult([1.0], None) for _ in candidates]
+        strategy.notify_runner_results(candidates, results)
     return list(programs.values())
 
 
@@ -237,13 +240,6 @@ def task_seed(task_hash: str, seed: int) -> int:
     """Derive a seed for a task: positive and below 2^31, as TVM requires."""
     digest = hashlib.sha256(f"{seed}\0{task_hash}".encode()).digest()
     return int.from_bytes(digest[:4], "big") % (2**31 - 1) + 1
-
-
-def _no_results(count: int) -> list[Any]:
-    """Placeholder results: replay-trace only counts them."""
-    from tvm.s_tir import meta_schedule as ms
-
-    return [ms.runner.RunnerResult([1.0], None) for _ in range(count)]
 
 
 class Search:

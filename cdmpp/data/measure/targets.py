@@ -79,11 +79,6 @@ class Configuration:
         return "cpu" if self.kind == "llvm" else self.kind
 
     @property
-    def target_text(self) -> str:
-        """Canonical JSON of the target."""
-        return json.dumps(self.target, sort_keys=True)
-
-    @property
     def build_key(self) -> str:
         """Key of libraries that configurations share; the number of cores affects sampling, not compiling."""
         return json.dumps({k: v for k, v in self.target.items() if k != "num-cores"}, sort_keys=True)
@@ -93,7 +88,7 @@ def describe(configuration: Configuration) -> dict[str, Any]:
     """Return the description of a configuration for its records."""
     return {
         "device_spec": configuration.device.model_dump(mode="json"),
-        "target": configuration.target_text,
+        "target": json.dumps(configuration.target, sort_keys=True),
         "threads": str(configuration.threads),
         "affinity": ",".join(map(str, configuration.cores)),
     }
