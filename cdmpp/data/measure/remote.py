@@ -35,12 +35,6 @@ _BIG_CORES = 1  # tvm::runtime::threading::ThreadGroup::AffinityMode
 class RemoteTimers:
     """One worker per server with the key; see :class:`cdmpp.data.measure.timers.Timers`.
 
-    Parameters
-    ----------
-    tracker : Tracker
-    configuration : Configuration
-    settings : CollectSettings
-
     Raises
     ------
     MeasurementError

@@ -286,16 +286,10 @@ def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class Inputs:
-    """Random tensors on a device, created once per shape and type and kept while they fit into memory.
+    """Random tensors on a device, created once per position, shape and type, and kept while they fit into memory."""
 
-    Parameters
-    ----------
-    device : tvm.runtime.Device
-    seed : int
-    """
-
-    def __init__(self, device: Any, seed: int = 0) -> None:
-        self._device, self._rng = device, np.random.default_rng(seed)
+    def __init__(self, device: Any) -> None:
+        self._device, self._rng = device, np.random.default_rng(0)
         self._kept: dict[tuple[Any, ...], Any] = {}
         self._bytes = 0
 
@@ -308,12 +302,9 @@ class Inputs:
         import tvm.runtime
 
         bound = index_bound(arguments)
-        count: dict[tuple[Any, ...], int] = {}
         tensors = []
-        for shape, dtype, written in arguments:
-            kind = (tuple(shape), dtype, written, bound if dtype.startswith(("int", "uint")) else 0)
-            count[kind] = count.get(kind, 0) + 1
-            key = (*kind, count[kind])
+        for position, (shape, dtype, written) in enumerate(arguments):
+            key = (position, tuple(shape), dtype, written, bound if dtype.startswith(("int", "uint")) else 0)
             if key not in self._kept:
                 array = random_array(shape, dtype, bound, self._rng)
                 if self._bytes + array.nbytes > _INPUT_BYTES_KEPT:
