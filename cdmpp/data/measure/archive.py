@@ -8,6 +8,7 @@ A job folder has ``manifest.json`` (built programs, timing settings, a checksum 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +50,10 @@ class JobProgram(BaseModel):
     arguments: tuple[tuple[tuple[int, ...], str, bool], ...] = ()
     build_s: float = 0.0
 
+    def stored(self) -> dict[str, Any]:
+        """Return the fields as JSON values, without those that are empty."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
 
 class JobConfiguration(BaseModel):
     """The device and target of a job, as of :class:`~cdmpp.data.measure.targets.Configuration`."""
@@ -60,7 +65,7 @@ class JobConfiguration(BaseModel):
 
 
 class Manifest(BaseModel):
-    """Content of ``manifest.json``; fields with default values are left out there."""
+    """Content of ``manifest.json``."""
 
     format: int
     tvm: str
@@ -69,6 +74,11 @@ class Manifest(BaseModel):
     configurations: tuple[JobConfiguration, ...] = Field(min_length=1)
     files: dict[str, str]
     programs: tuple[JobProgram, ...]
+
+    def text(self) -> str:
+        """Return the manifest as JSON; programs leave out what they do not have."""
+        programs = [program.stored() for program in self.programs]
+        return json.dumps(self.model_dump(mode="json", exclude={"programs"}) | {"programs": programs}, indent=1)
 
     def libraries(self, folder: Path) -> dict[tuple[str, str], Outcome]:
         """Return the libraries, or why there are none, by build key and program."""
@@ -137,7 +147,7 @@ def write_job(
                 programs=programs,
             )
             with replacing(folder / MANIFEST) as aside:
-                aside.write_text(manifest.model_dump_json(indent=1, exclude_defaults=True), encoding="utf-8")
+                aside.write_text(manifest.text(), encoding="utf-8")
     return manifest
 
 
@@ -282,7 +292,7 @@ class _Writer(Collector):
                 built = built.model_copy(update={**about, "build_s": round(library.build_s, 4)})
             elif is_disk_full(folder):
                 raise disk_full_error(folder)
-            return built.model_dump(mode="json", exclude_defaults=True), b""
+            return built.stored(), b""
 
         pairs = [(program, key) for program in self.store.all_programs() for key in targets]
         self._build_for_export(
