@@ -173,6 +173,8 @@ def read_job(job: str | Path) -> Manifest:
     try:
         manifest = Manifest.model_validate(content)
         checksums = {PROGRAMS: manifest.files[PROGRAMS]}
+        if any("kind" not in configuration.target for configuration in manifest.configurations):
+            raise ValueError("a target without a kind")
     except (KeyError, ValueError) as error:
         raise DataError(f"{path} is not the manifest of a job: {error!r}", hint=_COPY_AGAIN) from None
     checksums |= {program.file: program.sha256 for program in manifest.programs if not program.failure}
