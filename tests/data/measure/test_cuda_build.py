@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cdmpp.data.measure.archive import write_job
-from cdmpp.data.measure.building import argument_list, build_program, replace_code, require_nvcc
+from cdmpp.data.measure.building import argument_list, build_program, replace_code
 from cdmpp.data.measure.sampling import default_program
 from cdmpp.data.measure.targets import configurations
 from cdmpp.errors import MeasurementError, MissingDependencyError
@@ -36,12 +36,9 @@ def _architectures(library: bytes) -> list[int]:
 
 @pytest.mark.tvm
 @pytest.mark.native
+@pytest.mark.usefixtures("nvcc")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_library_has_machine_code_for_its_architecture(arch: str, tmp_path: Path, tiny_programs: list[str]) -> None:
-    try:
-        require_nvcc()
-    except MissingDependencyError as error:
-        pytest.skip(error.message)
     path = tmp_path / "program.so"
     default = default_program(tiny_programs[1], "", _target(arch))
     built = build_program(default.tvm_json, _target(arch), str(path))
@@ -53,11 +50,8 @@ def test_library_has_machine_code_for_its_architecture(arch: str, tmp_path: Path
 
 @pytest.mark.tvm
 @pytest.mark.native
+@pytest.mark.usefixtures("nvcc")
 def test_unknown_architecture_is_a_measurement_error(tmp_path: Path, tiny_programs: list[str]) -> None:
-    try:
-        require_nvcc()
-    except MissingDependencyError as error:
-        pytest.skip(error.message)
     default = default_program(tiny_programs[1], "", _target("sm_13"))
     with pytest.raises(MeasurementError, match=r"nvcc: .*compute_13"):
         build_program(default.tvm_json, _target("sm_13"), str(tmp_path / "program.so"))
