@@ -110,9 +110,8 @@ class Collector:
         # Schedules are drawn for the first target of the folder, in any later order of the arguments: the
         # number of its cores bounds parallel loops.
         target = self.store.settings().get("sampling_target") or dict(first.target)
-        self.store.settle({"sampling_target": target})
-        self.store.settle({"chooser": self._chooser.description if self._chooser is not None else None})
-        self.store.settle({"irregular": self.settings.irregular})
+        chooser = self._chooser.description if self._chooser is not None else None
+        self.store.settle({"sampling_target": target, "chooser": chooser, "irregular": self.settings.irregular})
         self._lower(list(dict.fromkeys(sources)), dims or {})
         tasks = self._chosen(self.store.unsampled(self.settings.schedules))
         if not tasks:
@@ -145,8 +144,7 @@ class Collector:
             # A task without a design space still has its default.
             defaults = pool.run(sample_programs, [(text, digest, target, 0, 0) for digest, text, _ in failed])
             for (digest, _, reason), outcome in zip(failed, defaults, strict=True):
-                self.store.add_programs(digest, outcome.value or [], self.settings.schedules)
-                self.store.fail_task(digest, reason)
+                self.store.add_programs(digest, outcome.value or [], self.settings.schedules, failure=reason)
 
     def _chosen(self, tasks: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
         """Return the tasks (hash, name, TVM JSON) to sample: all of them."""

@@ -278,10 +278,13 @@ class Store:
         """Return the tasks (hash, name, TVM JSON) with fewer than ``count`` sampled schedules."""
         return self._tasks("sampled < ? AND failure = ''", count)
 
-    def add_programs(self, task: str, programs: Sequence[SampledProgram], drawn: int | None) -> None:
+    def add_programs(
+        self, task: str, programs: Sequence[SampledProgram], drawn: int | None, *, failure: str = ""
+    ) -> None:
         """Store programs of a task; known programs stay unchanged.
 
-        ``drawn``: number of requested schedules; None for programs of a search.
+        ``drawn``: number of requested schedules; None for programs of a search. ``failure``: why the task has no
+        schedules but its default.
         """
         with self.transaction():
             count = "SELECT COUNT(*) FROM programs WHERE task = ?"
@@ -291,7 +294,7 @@ class Store:
                 [(p.hash, task, p.origin, i, _pack(p.tvm_json)) for i, p in enumerate(programs, start)],
             )
             if drawn is not None:
-                self._db.execute("UPDATE tasks SET sampled = ? WHERE hash = ?", (drawn, task))
+                self._db.execute("UPDATE tasks SET sampled = ?, failure = ? WHERE hash = ?", (drawn, failure, task))
 
     def add_given(self, programs: Sequence[StoredProgram]) -> None:
         """Store programs in the given order, and their tasks, for which no schedules are drawn."""
@@ -336,10 +339,6 @@ class Store:
         query = f"""SELECT program, latency_s FROM measurements WHERE turn = {FIRST} AND failure = ''
             AND device = ? AND program IN {_LISTED}"""
         return dict(self._db.execute(query, (device, json.dumps(programs))))
-
-    def fail_task(self, task: str, reason: str) -> None:
-        """Mark a task whose schedules cannot be sampled."""
-        self._write("UPDATE tasks SET failure = ? WHERE hash = ?", [(reason, task)])
 
     # Built programs of jobs for other machines
 
