@@ -69,10 +69,9 @@ def build_program(tvm_json: str, target: Mapping[str, Any], path: str) -> Librar
     """
     tvm = import_tvm_alone()
     started = time.perf_counter()
-    function = tvm.ir.load_json(tvm_json)
-    arguments = argument_list(function)
+    module = main_module(tvm_json)
+    arguments = argument_list(module["main"])
     tvm_target = tvm.target.Target(dict(target))
-    module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
     if tvm_target.kind.name == "cuda":  # if TVM finds a GPU, it compiles the kernels itself
         os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")
     built = tvm.compile(module, tvm_target).mod
@@ -179,6 +178,13 @@ def _system_libraries() -> tuple[str, ...]:
             raise MissingDependencyError(f"gcc has no {name}", hint="on Debian: apt install gcc libc6-dev")
         paths.append(done.stdout.strip())
     return tuple(paths)
+
+
+def main_module(tvm_json: str) -> Any:
+    """Return a module whose function ``main`` is a PrimFunc."""
+    import tvm
+
+    return tvm.IRModule({"main": tvm.ir.load_json(tvm_json).with_attr("global_symbol", "main")})
 
 
 def argument_list(function: Any) -> tuple[tuple[tuple[int, ...], str, bool], ...]:

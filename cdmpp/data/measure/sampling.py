@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cdmpp.data.measure.building import main_module
 from cdmpp.errors import MissingDependencyError, install_hint
 from cdmpp.programs.frontends.imports import import_intrinsics
 from cdmpp.programs.tvm_json import find_prim_func, load, structural_hash
@@ -77,7 +78,7 @@ def tune_context(tvm_json: str, target: Mapping[str, Any], seed: int, strategy: 
     from tvm.s_tir import meta_schedule as ms
 
     context = ms.TuneContext(
-        _module(tvm_json),
+        main_module(tvm_json),
         target=tvm.target.Target(dict(target)),
         space_generator="post-order-apply",
         search_strategy=strategy,
@@ -99,7 +100,7 @@ def default_program(tvm_json: str, task_hash: str, target: Mapping[str, Any]) ->
 
     # TVM's DefaultGPUSchedule refuses functions of several blocks ("Duplicated block name root").
     with tvm.target.Target(dict(target)):
-        bound = dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(_module(tvm_json))
+        bound = dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(main_module(tvm_json))
     return scheduled_program(bound, "default")
 
 
@@ -170,7 +171,7 @@ def irregular_programs(tvm_json: str, task_hash: str, count: int, seed: int) -> 
     draw = random.Random(task_seed(task_hash, seed))
     programs: dict[str, SampledProgram] = {}
     for _ in range(4 * count):
-        schedule = Schedule(_module(tvm_json), seed=1)
+        schedule = Schedule(main_module(tvm_json), seed=1)
         root = schedule.get_sblock("root")
         for block in schedule.get_child_blocks(root):
             _rearrange(schedule, block, draw)
@@ -218,13 +219,6 @@ def _rearrange(schedule: Any, block: Any, draw: random.Random) -> None:
     for loop in draw.sample(loops(UNROLLED), min(1, len(loops(UNROLLED)))):
         apply(0.4, schedule.unroll, loop)
     apply(0.3, schedule.decompose_reduction, block, draw.choice(loops()))
-
-
-def _module(tvm_json: str) -> Any:
-    import tvm
-
-    function = tvm.ir.load_json(tvm_json)
-    return tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
 
 
 def scheduled_program(module: Any, origin: str) -> SampledProgram:

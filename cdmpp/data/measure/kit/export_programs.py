@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from cdmpp.data.measure.building import argument_list, compile_source, import_tvm_alone, require_nvcc
+from cdmpp.data.measure.building import argument_list, compile_source, import_tvm_alone, main_module, require_nvcc
 from cdmpp.data.measure.collect import Collector, check_settings
 from cdmpp.data.measure.kit.content import BlockChooser, ansor_task, best_of_ansor, choose_tasks, is_gpu_size
 from cdmpp.data.measure.kit.parts import HOME, Entry, Limits, write_parts
@@ -70,9 +70,8 @@ def launches(tvm_json: str, target: Mapping[str, Any]) -> dict[str, Any]:
     tvm = import_tvm_alone()
     # If TVM finds a GPU, it compiles the source itself.
     os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")
-    function = tvm.ir.load_json(tvm_json)
-    arguments = argument_list(function)
-    module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    module = main_module(tvm_json)
+    arguments = argument_list(module["main"])
     split: list[Any] = []
 
     @tvm.instrument.pass_instrument
@@ -170,11 +169,11 @@ def work(tvm_json: str) -> dict[str, float]:
     ``read_bytes`` counts each input once, and not more elements than the program loads. A program with an integer
     input may read a part of the others, so it counts none. It is for physical limits of the time.
     """
-    tvm = import_tvm_alone()
+    import_tvm_alone()
     from tvm.s_tir import analysis
 
-    function = tvm.ir.load_json(tvm_json)
-    module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    module = main_module(tvm_json)
+    function = module["main"]
     arguments = argument_list(function)
     read = 0.0
     if all(dtype.startswith(("float", "bfloat")) for _, dtype, _ in arguments):
