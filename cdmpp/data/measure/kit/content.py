@@ -16,7 +16,7 @@ from typing import Any
 from cdmpp.data.measure.sampling import SampledProgram, scheduled_program
 from cdmpp.errors import DataError
 from cdmpp.programs.frontends.tasks import HALF, TuningTask
-from cdmpp.programs.tvm_json import Nodes, find_prim_func, load, structural_hash
+from cdmpp.programs.tvm_json import Nodes, find_prim_func, load
 
 #: Convolutional networks, transformers, other networks, and operators alone, at batch 1 to 64.
 _SIZED = (
@@ -172,11 +172,10 @@ def ansor_task(workload: str, epilogue: str, schedules: Sequence[str]) -> tuple[
     from cdmpp.data.importers.ansor import ansor_program, workload_tensors
 
     function = te.create_prim_func(workload_tensors(workload, epilogue)).with_attr("global_symbol", "main")
-    text = str(ir.save_json(function))
+    untuned = scheduled_program({"main": function}, "default")
     name = "_".join(["fused", json.loads(workload)[0].removesuffix("_layer"), *epilogue.split("_")]).rstrip("_")
     programs = []
     for steps in schedules:
         module = ir.load_json(ansor_program(workload, steps, epilogue=epilogue).tvm_json)
         programs.append(scheduled_program(module, "ansor"))
-    nodes, root = load(text)
-    return TuningTask(name, structural_hash(nodes, find_prim_func(nodes, root)), text, 1), programs
+    return TuningTask(name, untuned.hash, untuned.tvm_json, 1), programs
