@@ -15,8 +15,9 @@ from typing import Any
 
 from cdmpp.data.measure.sampling import SampledProgram, scheduled_program
 from cdmpp.errors import DataError
+from cdmpp.features import launch_summary
 from cdmpp.programs.frontends.tasks import HALF, TuningTask
-from cdmpp.programs.tvm_json import Nodes, find_prim_func, load
+from cdmpp.programs.program import TensorProgram
 
 #: Convolutional networks, transformers, other networks, and operators alone, at batch 1 to 64.
 _SIZED = (
@@ -85,24 +86,8 @@ def _by_kind(tasks: Sequence[tuple[str, str]], start: int) -> Iterator[str]:
 
 def blocks(tvm_json: str) -> int:
     """Return the blocks of a scheduled PrimFunc's largest launch; 1 without thread bindings."""
-    nodes, root = load(tvm_json)
-    data = nodes[find_prim_func(nodes, root)]["data"]
-    return _largest(nodes, data["body"])
-
-
-def _largest(nodes: Nodes, index: int) -> int:
-    node = nodes[index]
-    data = node["data"] if isinstance(node.get("data"), dict) else {}
-    below = [data[name] for name in ("body", "block", "then_case", "else_case") if isinstance(data.get(name), int)]
-    if "seq" in data:
-        below += nodes[data["seq"]]["data"]
-    largest = max((_largest(nodes, child) for child in below), default=1)
-    binding = nodes[data["thread_binding"]] if "thread_binding" in data else {}
-    if binding.get("type", "").endswith("IterVar"):
-        tag = nodes[binding["data"]["thread_tag"]]["data"]
-        if str(tag).startswith("blockIdx"):
-            largest *= int(nodes[nodes[data["extent"]]["data"]["value"]]["data"])
-    return largest
+    kernels = launch_summary(TensorProgram.from_tvm_json(tvm_json), points=1)
+    return max((int(kernel["blocks"]) for kernel in kernels), default=1)
 
 
 class BlockChooser:
