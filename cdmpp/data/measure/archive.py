@@ -297,10 +297,10 @@ class _Writer(Collector):
             return built.stored(), b""
 
         pairs = [(program, key) for program in self.store.all_programs() for key in targets]
-        self._build_for_export(
+        built = self._build_for_export(
             pairs, build_program, lambda p, key: (p.tvm_json, targets[key], str(folder / file(p, key))), facts
         )
-        return tuple(JobProgram.model_validate(self.store.built_program(p.hash, key)[0]) for p, key in pairs)
+        return tuple(JobProgram.model_validate(built[p.hash, key][0]) for p, key in pairs)
 
 
 class _Collector(Collector):

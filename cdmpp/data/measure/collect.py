@@ -344,8 +344,8 @@ class Collector:
         build: Callable[..., Any],
         arguments: Callable[[StoredProgram, str], Sequence[Any]],
         facts: Callable[[StoredProgram, str, Outcome], tuple[dict[str, Any], bytes]],
-    ) -> None:
-        """Build the missing pairs of program and target in workers, and store what ``facts`` makes of the outcomes."""
+    ) -> dict[tuple[str, str], tuple[dict[str, Any], bytes]]:
+        """Build the missing pairs of program and target in workers; return what ``facts`` makes of all outcomes."""
         known = self.store.built()
         missing = [(program, target) for program, target in pairs if (program.hash, target) not in known]
         self._phase("building", len(pairs) - len(missing), len(pairs))
@@ -355,6 +355,7 @@ class Collector:
                 for pair, outcome in zip(group, pool.run(build, [arguments(*p) for p in group]), strict=True):
                     self.store.add_built(pair[0].hash, pair[1], *facts(*pair, outcome))
                     self._step(not outcome.failure)
+        return self.store.built()
 
     def _store_outcome(
         self, program: StoredProgram, library: Library, configuration: Configuration, turn: int, outcome: Outcome

@@ -342,19 +342,14 @@ class Store:
 
     # Built programs of jobs for other machines
 
-    def built(self) -> set[tuple[str, str]]:
-        """Return the (program, target) of :meth:`add_built`."""
-        return set(self._db.execute("SELECT program, target FROM built"))
+    def built(self) -> dict[tuple[str, str], tuple[dict[str, Any], bytes]]:
+        """Return facts and code of :meth:`add_built` by program and target."""
+        rows = self._db.execute("SELECT program, target, facts, code FROM built")
+        return {(program, target): (json.loads(facts), code) for program, target, facts, code in rows}
 
     def add_built(self, program: str, target: str, facts: Mapping[str, Any], code: bytes = b"") -> None:
         """Store a built program: facts about it, and its code if that is no file."""
         self._write("INSERT INTO built VALUES (?, ?, ?, ?)", [(program, target, json.dumps(facts), code)])
-
-    def built_program(self, program: str, target: str) -> tuple[dict[str, Any], bytes]:
-        """Return what :meth:`add_built` stored."""
-        query = "SELECT facts, code FROM built WHERE program = ? AND target = ?"
-        facts, code = self._db.execute(query, (program, target)).fetchone()
-        return json.loads(facts), code
 
     # Measurements
 

@@ -360,11 +360,11 @@ class _Exporter(Collector):
             code: bytes = item.pop("code", b"")
             return item, code
 
-        self._build_for_export([(p, key) for p in programs], launches, lambda p, _: (p.tvm_json, target), facts)
+        built = self._build_for_export([(p, key) for p in programs], launches, lambda p, _: (p.tvm_json, target), facts)
         entries: list[Entry] = []
         failures: dict[str, str] = {}
         for program in programs:
-            item, code = self.store.built_program(program.hash, key)
+            item, code = built[program.hash, key]
             if "failure" in item:
                 failures[program.hash] = item["failure"]
                 continue
