@@ -175,12 +175,10 @@ def this_cpu(threads: int, isa: str, known: Mapping[str, Mapping[str, Any]]) -> 
     """
     from cdmpp.devices.host import host_device
 
-    name = host_device(threads, isa, _NO_MATTER).name  # the name does not depend on the bandwidth
+    specs = {name: from_mapping(about["device_spec"]) for name, about in known.items()}
     try:
-        return lookup(name)
+        return lookup(host_device(threads, isa, _NO_MATTER).name, specs)  # the name does not depend on the bandwidth
     except UnknownDeviceError:
-        if name in known:
-            return from_mapping(known[name]["device_spec"])
         return host_device(threads, isa)
 
 
