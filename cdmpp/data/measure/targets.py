@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cdmpp.devices.host import available_cores
+from cdmpp.devices.host import available_cores, host_device
 from cdmpp.devices.loading import from_mapping, load_device
 from cdmpp.devices.registry import family, lookup
 from cdmpp.devices.spec import DeviceSpec
@@ -173,8 +173,6 @@ def this_cpu(threads: int, isa: str, known: Mapping[str, Mapping[str, Any]]) -> 
     The device table or the resumed collection describes it; otherwise it is inspected, and its bandwidth
     measured.
     """
-    from cdmpp.devices.host import host_device
-
     specs = {name: from_mapping(about["device_spec"]) for name, about in known.items()}
     try:
         return lookup(host_device(threads, isa, _NO_MATTER).name, specs)  # the name does not depend on the bandwidth
