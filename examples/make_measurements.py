@@ -50,9 +50,9 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent)
     folder = parser.parse_args().folder
     device = load_device("native@1").model_copy(update={"name": "cpu-core"})
-    place = find_timing_device("cpu", device)
+    timing_device = find_timing_device("cpu", device)
     (folder / f"{NAME}.toml").write_text(specification_toml(device), encoding="utf-8")
-    with LibraryTimer(place, "eager").ready() as timer:
+    with LibraryTimer(timing_device, "eager").ready() as timer:
         latencies_s = [timer.time(parse_operator(text)).latency_s for text in programs()]
     with (folder / f"{NAME}.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -234,9 +235,10 @@ def _measure(
     with resumable(out), progress_bars() as progress:
         timers: Any = LocalTimers
         if tracker is not None and key is not None:
-            from cdmpp.data.measure.remote import remote_timers
+            from cdmpp.data.measure.board import parse_tracker
+            from cdmpp.data.measure.remote import RemoteTimers
 
-            timers = remote_timers(tracker, key)
+            timers = partial(RemoteTimers, parse_tracker(tracker, key))
         command = "cdmpp " + shlex.join(sys.argv[1:])
         collect(
             wanted,
@@ -331,11 +333,11 @@ def _build_only(
     with progress_bars() as progress:
         manifest = write_job(wanted, chosen, out, settings, progress=progress, dims=sizes)
     if json:
-        print_json({"path": str(out), "programs": len(manifest["programs"])})
+        print_json({"path": str(out), "programs": len(manifest.programs)})
         return
-    failed = sum("failure" in entry for entry in manifest["programs"])
+    failed = sum(bool(program.failure) for program in manifest.programs)
     print(
-        f"wrote {out}: {len(manifest['programs']):,} programs"
+        f"wrote {out}: {len(manifest.programs):,} programs"
         + (f", {failed:,} of which could not be built" if failed else "")
         + f"; run them with: cdmpp measure {out} --out DIR"
     )

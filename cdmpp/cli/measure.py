@@ -125,15 +125,15 @@ def _measure_todo(
 
     todo = read_todo(folder)
     where = on or ("cuda" if todo.device.kind == "gpu" else "cpu")
-    place = find_timing_device(where, device or todo.device, threads)
-    timer = LibraryTimer(place, todo.protocol)
+    timing_device = find_timing_device(where, device or todo.device, threads)
+    timer = LibraryTimer(timing_device, todo.protocol)
     path = records_path(out, folder)
     with resumable(path), timer.ready(), steps("programs", len(todo.programs)) as step:
         done = measure_programs(
             todo.programs,
             lambda spec: timer.record(spec, "selected"),
             path,
-            device=place.device.name,
+            device=timing_device.device.name,
             protocol=todo.protocol,
             step=step,
         )
@@ -141,7 +141,7 @@ def _measure_todo(
         print_json(
             {
                 "path": str(path),
-                "device": place.device.name,
+                "device": timing_device.device.name,
                 "protocol": todo.protocol,
                 "records": done.records,
                 "new": done.new,
@@ -151,7 +151,9 @@ def _measure_todo(
     else:
         for text, why in done.failed.items():
             print(f"failed: {text}: {why}")
-        print(f"{done.records} records of {place.device.name} ({todo.protocol}), {done.new} of them new: {path}")
+        print(
+            f"{done.records} records of {timing_device.device.name} ({todo.protocol}), {done.new} of them new: {path}"
+        )
     if not done.records:
         print("error: no program could be measured", file=sys.stderr)
         raise typer.Exit(1)

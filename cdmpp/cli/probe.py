@@ -54,12 +54,12 @@ def probe(
 
     spec = None if device is None else load_device(device)
     where = on or ("cuda" if spec is not None and spec.kind == "gpu" else "cpu")
-    place = find_timing_device(where, spec, threads)
-    timer = LibraryTimer(place, protocol)
-    limit = memory_limit(place.device, free_bytes(place))
-    programs = probe_programs(place.device, matrix_types(place), limit)
+    timing_device = find_timing_device(where, spec, threads)
+    timer = LibraryTimer(timing_device, protocol)
+    limit = memory_limit(timing_device.device, free_bytes(timing_device))
+    programs = probe_programs(timing_device.device, matrix_types(timing_device), limit)
     with timer.ready(), steps("micro-benchmarks", len(programs)) as step:
-        result = run_probe(place.device, programs, lambda spec: timer.record(spec, "probe"), step)
+        result = run_probe(timing_device.device, programs, lambda spec: timer.record(spec, "probe"), step)
     _write(result, out)
     if json:
         print_json(_summary(result, out))

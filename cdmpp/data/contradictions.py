@@ -8,8 +8,7 @@ siblings, and narrow kernels may be slower than wide ones (`docs/data.md`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,30 +29,16 @@ RATIO, MIN_PAIRS = 1.5, 50
 SAME_CHIP = 0.05
 
 
-@dataclass(frozen=True)
-class Contradiction:
-    """A doubtful group: its rows, and its median ratios to the sibling and to the 16-bit type."""
-
-    rows: NDArray[np.int64]
-    device: str
-    sibling: str
-    over_sibling: float
-    over_wide: float
-
-
-def contradictions(table: MeasurementTable) -> list[Contradiction]:
-    """The doubtful groups of a table."""
-    narrow = [block for block in table.specs if DTYPE_BYTES[block.dtype] < 2]
-    halves = [block for block in table.specs if _is_half(block)] if narrow else []
-    wide: dict[tuple[str, object], OperatorBlock] = {(half.operator, _structure(half)): half for half in halves}
-    return [doubtful for block in narrow for doubtful in _of_block(table, block, wide)]
-
-
 def contradicting_rows(table: MeasurementTable) -> Mask:
     """Rows of doubtful groups, (n,) bool."""
     doubtful = np.zeros(len(table), dtype=np.bool_)
-    for group in contradictions(table):
-        doubtful[group.rows] = True
+    narrow = [block for block in table.specs if DTYPE_BYTES[block.dtype] < 2]
+    halves = [block for block in table.specs if _is_half(block)] if narrow else []
+    wide = {(half.operator, _structure(half)): half for half in halves}
+    for block in narrow:
+        half = wide.get((block.operator, _structure(block)))
+        for rows in () if half is None else _of_block(table, block, half):
+            doubtful[rows] = True
     return doubtful
 
 
@@ -67,12 +52,8 @@ def _structure(block: OperatorBlock) -> tuple[tuple[str, object], ...]:
     return tuple(sorted((k, v) for k, v in block.flags.items() if k not in left_out))
 
 
-def _of_block(
-    table: MeasurementTable, block: OperatorBlock, wide: Mapping[tuple[str, object], OperatorBlock]
-) -> Iterator[Contradiction]:
-    half = wide.get((block.operator, _structure(block)))
-    if half is None:
-        return
+def _of_block(table: MeasurementTable, block: OperatorBlock, half: OperatorBlock) -> Iterator[NDArray[np.int64]]:
+    """Rows of the doubtful groups of a narrow type; ``half`` has the same operator and structure in 16 bits."""
     labels = (table.source, table.framework, table.protocol, table.device)
     places = np.stack([label.codes[block.row_index] for label in labels])
     groups = _split(np.asarray(np.ravel_multi_index(list(places), [len(label.names) for label in labels])))
@@ -104,7 +85,7 @@ def _of_block(
             keys = np.unique(sizes, axis=0, return_inverse=True)[1].reshape(-1)
             over_wide = _median_ratio(table, rows, half.row_index[at], keys[: len(rows)], keys[len(rows) :])
             if over_wide > RATIO:
-                yield Contradiction(rows, names[0], names[1], over_sibling, over_wide)
+                yield rows
                 break
 
 

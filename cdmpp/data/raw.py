@@ -38,7 +38,23 @@ class IntColumn:
 
     def times(self, other: IntColumn) -> IntColumn:
         """Product; missing or invalid where either is."""
-        return IntColumn(self.values * other.values, self.missing | other.missing, self.invalid | other.invalid)
+        return self._with(other, self.values * other.values)
+
+    def plus(self, other: IntColumn) -> IntColumn:
+        """Sum; missing or invalid where either is."""
+        return self._with(other, self.values + other.values)
+
+    def minus(self, other: IntColumn) -> IntColumn:
+        """Difference; missing or invalid where either is."""
+        return self._with(other, self.values - other.values)
+
+    def shard(self, ranks: IntColumn) -> IntColumn:
+        """Share of one of so many ranks, rounded up; invalid where there is no rank."""
+        share = self._with(ranks, -(-self.values // np.maximum(ranks.values, 1)))
+        return IntColumn(share.values, share.missing, share.invalid | (~ranks.missing & (ranks.values < 1)))
+
+    def _with(self, other: IntColumn, values: NDArray[np.int64]) -> IntColumn:
+        return IntColumn(values, self.missing | other.missing, self.invalid | other.invalid)
 
 
 @dataclass(frozen=True)

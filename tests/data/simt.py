@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.data.importers.kernel_tuner.template import lower
+from tests.data.lowered import lower
 
 Env = dict[Any, Any]
 Value = Callable[[Env], Any]

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from cdmpp.data.importers.kernel_tuner import convolution, gemm, loops
-from cdmpp.data.importers.kernel_tuner.template import Builder, LaunchShape, check_program, lowered_work
-from cdmpp.errors import DataError
+from cdmpp.data.importers.kernel_tuner.template import Builder, LaunchShape
 from cdmpp.features.ast import OPERATIONS, CompactAST, Leaf
 from cdmpp.features.walk import build_ast
 from cdmpp.programs.frontends.tir import programs_from_tir
 from cdmpp.programs.tvm_json import load
 from tests.data import simt
+from tests.data.lowered import lowered_work
 
 tvm = pytest.importorskip("tvm")
 pytestmark = pytest.mark.tvm
@@ -34,7 +32,6 @@ CONVOLUTION = {
 def test_launch_of_gemm() -> None:
     assert gemm.launch(GEMM) == LaunchShape((64, 128, 1), (16, 8, 1), 32 * 64 * 4)
     assert gemm.launch({**GEMM, "SB": 1}).shared_bytes == 32 * (64 + 32) * 4
-    assert gemm.accumulators(GEMM) == 4 * 4
 
 
 def test_launch_of_convolution() -> None:
@@ -43,7 +40,6 @@ def test_launch_of_convolution() -> None:
     assert convolution.launch(CONVOLUTION) == LaunchShape((43, 683, 1), (48, 2, 1), 20 * 112 * 4)
     assert convolution.launch({**CONVOLUTION, "use_padding": 0}).shared_bytes == 20 * 110 * 4
     assert convolution.launch({**CONVOLUTION, "use_shmem": 0}).shared_bytes == 0
-    assert convolution.accumulators(CONVOLUTION) == 6
 
 
 @pytest.mark.parametrize("width", [16, 48, 80, 96])
@@ -76,20 +72,16 @@ CONVOLUTION_CASES = [
 def test_lowered_gemm_does_the_configured_work(changes: dict[str, int]) -> None:
     parameters = {**GEMM, **changes}
     assert gemm.inexpressible(parameters) == ""
-    check_program(gemm.KERNEL, parameters)
+    m, n = gemm.sides(parameters)
+    assert lowered_work(gemm.build(parameters)) == (gemm.launch(parameters), m.each * n.each)
 
 
 @pytest.mark.parametrize("changes", CONVOLUTION_CASES)
 def test_lowered_convolution_does_the_configured_work(changes: dict[str, int]) -> None:
     parameters = {**CONVOLUTION, **changes}
     assert convolution.inexpressible(parameters) == ""
-    check_program(convolution.KERNEL, parameters)
-
-
-def test_check_refuses_a_wrong_launch() -> None:
-    wrong = replace(convolution.KERNEL, launch=lambda p: replace(convolution.launch(p), shared_bytes=4))
-    with pytest.raises(DataError, match=re.escape("block_size_x=48") + ".*shared bytes 8960, not 4"):
-        check_program(wrong, CONVOLUTION)
+    sums = parameters["tile_size_x"] * parameters["tile_size_y"]
+    assert lowered_work(convolution.build(parameters)) == (convolution.launch(parameters), sums)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +153,7 @@ def test_builder_reports_an_error_and_ends() -> None:
     """A builder that failed leaves no frame open for the next one."""
     with pytest.raises(RuntimeError, match="stop"), Builder("broken") as ir, ir.loops(("i", "serial", 4)):
         raise RuntimeError("stop")
-    assert lowered_work(gemm.build(GEMM)).launch == gemm.launch(GEMM)
+    assert lowered_work(gemm.build(GEMM))[0] == gemm.launch(GEMM)
 
 
 def test_parameters_without_effect_give_the_same_program() -> None:
@@ -220,7 +212,7 @@ def test_dedispersion_launches_the_configured_threads(strides):
     assert extents(ast, "threadIdx") == {"threadIdx.x": 8, "threadIdx.y": 96}
     assert launch.block == (8, 96, 1) and launch.shared_bytes == 0
     # A delay, and one sum at a time.
-    assert local_elements(ast) == [1, loops.DEDISPERSION.accumulators(parameters)]
+    assert local_elements(ast) == [1, 1]
 
 
 def test_stride_decides_which_samples_a_thread_computes():
@@ -260,7 +252,7 @@ def test_pnpoly_launches_the_configured_threads_and_keeps_a_tile_in_registers():
     assert extents(ast, "blockIdx") == {"blockIdx.x": launch.grid[0]} == {"blockIdx.x": 78_125}
     assert extents(ast, "threadIdx") == {"threadIdx.x": 64} and launch.block == (64, 1, 1)
     # A slope and a comparison; counters and coordinates of four points.
-    assert local_elements(ast) == [1, 1, loops.PNPOLY.accumulators(POLYGON), 8]
+    assert local_elements(ast) == [1, 1, 4, 8]
 
 
 @pytest.mark.parametrize("method", range(3))

@@ -69,9 +69,8 @@ from cdmpp.data.importers.base import (
     LINEAR,
     Importer,
     ProductTypes,
-    always,
     column_set,
-    joined,
+    combinations,
     plain,
     typed_groups,
 )
@@ -86,7 +85,6 @@ _importer = partial(
     licence="Apache-2.0",
     protocol="graph",
     framework=lambda raw: raw.labels("framework"),
-    implementation=always("fused"),
 )
 
 QUANTISED = "aiconfigurator_gemm_quantised"
@@ -152,8 +150,8 @@ def _projections(name: str, dtype: str) -> dict[str, str | None]:
 
 def _mla_groups(raw: RawTable, op: Labels) -> Iterator[Group]:
     sizes = {name: raw.ints(name) for name in _MLA_SIZES if name in raw.columns}
-    label, parts = joined(op, raw.labels("mla_dtype"), raw.labels("kv_cache_dtype"), raw.labels("gemm_type"))
-    for number, (name, attention, cache, gemm) in enumerate(parts):
+    columns = map(raw.labels, ("mla_dtype", "kv_cache_dtype", "gemm_type"))
+    for rows, (name, attention, cache, gemm) in combinations(op, *columns):
         if name not in _MLA_OPERATORS:
             continue
         operator, module = _MLA_OPERATORS[name]
@@ -161,7 +159,7 @@ def _mla_groups(raw: RawTable, op: Labels) -> Iterator[Group]:
         kv = plain(cache).dtype if cache else dtype
         types = _projections(gemm, dtype) if module else {"weight_dtype": None, "scaling": None}
         flags = {"kv_dtype": None if kv == dtype else kv, "module": module, **types}
-        yield Group(operator, label.is_(str(number)), sizes, flags, dtype=dtype)
+        yield Group(operator, rows, sizes, flags, dtype=dtype)
 
 
 MLA = _importer(

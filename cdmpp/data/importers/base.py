@@ -27,6 +27,11 @@ NOT_SERVING = frozenset({"framework", "precision", "direction", "program", "batc
 IDENTIFYING = frozenset({"provider", "x_name", "head_dim_v"})
 
 
+def always(name: str) -> Callable[[RawTable], Labels]:
+    """One label for every row of a source."""
+    return lambda raw: Labels.constant(name, len(raw))
+
+
 @dataclass(frozen=True)
 class Importer:
     """One public source.
@@ -52,13 +57,11 @@ class Importer:
         Rows by operator.
     reads : frozenset of str
         Further columns that are read where present; all others are never looked at.
-    implementation : callable
-        Labels per row: what the source ran (:data:`cdmpp.programs.query_options.IMPLEMENTATIONS`); the audit table of
-        docs/data.md has the evidence.
     dtype, framework : callable
         Labels per row. Rows of a group with an element type of its own do not read ``dtype``.
     implementation : callable
-        What was run, per row, in the source's own words where it has some (docs/data.md has the evidence).
+        Labels per row: what the source ran (:data:`cdmpp.programs.query_options.IMPLEMENTATIONS`); the audit table of
+        docs/data.md has the evidence.
     protocol_of : callable, optional
         Labels per row, where the source timed in several ways; replaces ``protocol``.
     row_source : callable or None
@@ -79,10 +82,10 @@ class Importer:
     licence: str
     protocol: str
     needs: frozenset[str]
-    lacks: frozenset[str]
-    groups: Callable[[RawTable, Labels], Iterable[Group]]
-    framework: Callable[[RawTable], Labels]
-    implementation: Callable[[RawTable], Labels]
+    lacks: frozenset[str] = frozenset()
+    groups: Callable[[RawTable, Labels], Iterable[Group]] = lambda raw, op: ()
+    framework: Callable[[RawTable], Labels] = lambda raw: Labels.constant("", len(raw))
+    implementation: Callable[[RawTable], Labels] = lambda raw: Labels.constant("fused", len(raw))
     reads: frozenset[str] = frozenset()
     one_of: tuple[frozenset[str], ...] = (frozenset(),)
     dtype: Callable[[RawTable], Labels] = lambda raw: raw.labels("dtype")
@@ -136,11 +139,6 @@ class Importer:
             latency_s=raw.latency_s(),
             row_filter=raw.bools(self.row_filter) if self.row_filter else None,
         )
-
-
-def always(name: str) -> Callable[[RawTable], Labels]:
-    """One label for every row of a source."""
-    return lambda raw: Labels.constant(name, len(raw))
 
 
 class ProductTypes(NamedTuple):
@@ -199,8 +197,8 @@ def typed_groups(
     for name in labels.names:
         chosen = rows & labels.is_(name)
         if chosen.any():
-            own = types.get(name) or plain(name)
-            yield Group(operator, chosen, sizes, {**own.flags, **(flags or {})}, dtype=own.dtype)
+            row_types = types.get(name) or plain(name)
+            yield Group(operator, chosen, sizes, {**row_types.flags, **(flags or {})}, dtype=row_types.dtype)
 
 
 def joined(*columns: Labels) -> tuple[Labels, tuple[tuple[str, ...], ...]]:
@@ -210,3 +208,10 @@ def joined(*columns: Labels) -> tuple[Labels, tuple[tuple[str, ...], ...]]:
     names = [column.map(str).names for column in columns]
     parts = tuple(tuple(names[i][code] for i, code in enumerate(row)) for row in distinct.tolist())
     return Labels(inverse.reshape(-1).astype(np.int32), tuple(map(str, range(len(parts))))), parts
+
+
+def combinations(*columns: Labels) -> Iterator[tuple[Mask, tuple[str, ...]]]:
+    """Rows of each combination of several columns, and its strings."""
+    labels, parts = joined(*columns)
+    for number, strings in enumerate(parts):
+        yield labels.codes == number, strings

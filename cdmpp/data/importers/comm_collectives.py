@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import Importer, always, column_set, joined
+from cdmpp.data.importers.base import Importer, column_set, combinations
 from cdmpp.data.labels import Labels
 from cdmpp.data.raw import RawTable
 from cdmpp.data.table import Flags
@@ -52,8 +52,8 @@ def _groups(raw: RawTable, op: Labels) -> Iterator[Group]:
     per_node = raw.ints("ranks_per_node")
     unstated = per_node.missing | per_node.invalid | (per_node.values > MAX_RANKS) | (per_node.values < 1)
     stated = Labels.of("" if none else str(ranks) for none, ranks in zip(unstated, per_node.values, strict=True))
-    label, parts = joined(op, raw.labels("library"), _mode(raw), raw.labels("link"), stated)
-    for number, (name, library, mode, link, ranks) in enumerate(parts):
+    columns = (op, raw.labels("library"), _mode(raw), raw.labels("link"), stated)
+    for rows, (name, library, mode, link, ranks) in combinations(*columns):
         if name in COLLECTIVES:
             flags: Flags = {
                 "ranks_per_node": int(ranks) if ranks else None,
@@ -61,7 +61,7 @@ def _groups(raw: RawTable, op: Labels) -> Iterator[Group]:
                 "mode": mode if mode in _MODES.values() else None,
                 "link": _link(link),
             }
-            yield Group(name, label.is_(str(number)), sizes, flags)
+            yield Group(name, rows, sizes, flags)
 
 
 IMPORTER = Importer(
@@ -77,7 +77,5 @@ IMPORTER = Importer(
     lacks=column_set("m n k batch rows q_len c_in program"),
     reads=column_set("dtype library mode link ranks_per_node"),
     groups=_groups,
-    framework=always(""),
-    implementation=always("fused"),
     dtype=lambda raw: raw.labels("dtype", "float16"),
 )

@@ -11,9 +11,10 @@ Norms: ``cudnn`` and PyTorch's module are one kernel, ``torch_compile`` is a com
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import FP8, Importer, always, column_set, joined
+from cdmpp.data.importers.base import FP8, Importer, always, column_set, combinations
 from cdmpp.data.labels import Labels
 from cdmpp.data.raw import IntColumn, RawTable
 
@@ -33,19 +34,19 @@ def _attention(raw: RawTable, op: Labels) -> Iterator[Group]:
     widths = {"nope": _VALUE, "rope": _KEY - _VALUE, "v_dim": _VALUE, "past_len": 0}
     expanded = {name: size[name] for name in ("batch", "q_len", "heads")}
     expanded |= {name: IntColumn.constant(width, len(raw)) for name, width in widths.items()}
-    label, parts = joined(op, *(raw.labels(name).map(str.lower) for name in ("causal", "deterministic", "dtype")))
-    for number, (name, causal, deterministic, dtype) in enumerate(parts):
-        rows, own = label.is_(str(number)) & stated, _TYPES.get(dtype)
-        if own is None or deterministic == "true":
+    columns = (raw.labels(name).map(str.lower) for name in ("causal", "deterministic", "dtype"))
+    for rows, (name, causal, deterministic, text) in combinations(op, *columns):
+        rows, dtype = rows & stated, _TYPES.get(text)
+        if dtype is None or deterministic == "true":
             continue
         if name == "attention_backward":
             wide = {**heads, "v_dim": size["head_dim_v"]}
-            yield Group(name, rows, wide, {"causal": causal == "true"}, own)
+            yield Group(name, rows, wide, {"causal": causal == "true"}, dtype)
         elif name == "attention_forward" and causal == "true":
-            yield Group("attention_prefill", rows & equal, heads, {}, own)
-            yield Group("mla_prefill", rows & latent, expanded, {"module": False}, own)
+            yield Group("attention_prefill", rows & equal, heads, {}, dtype)
+            yield Group("mla_prefill", rows & latent, expanded, {"module": False}, dtype)
         elif name == "attention_forward":
-            yield Group("attention_encoder", rows & equal, heads, {}, own)
+            yield Group("attention_encoder", rows & equal, heads, {}, dtype)
 
 
 def _norms(raw: RawTable, op: Labels) -> Iterator[Group]:
@@ -55,31 +56,21 @@ def _norms(raw: RawTable, op: Labels) -> Iterator[Group]:
         yield Group(f"{operator}_backward", op.is_(f"{source}_backward"), sizes)
 
 
-ATTENTION = Importer(
+_importer = partial(Importer, repository="NVIDIA/cudnn-frontend", commit="3929da2e", licence="MIT", protocol="kernel")
+ATTENTION = _importer(
     name="cudnn_attention",
     file_name="ops_cudnn_attention.csv.gz",
-    repository="NVIDIA/cudnn-frontend",
-    commit="3929da2e",
     origin="benchmark/sdpa_benchmark_training/results",
-    licence="MIT",
-    protocol="kernel",
     needs=_HEADS | column_set("op device dtype causal kv_len head_dim_v window deterministic"),
-    lacks=frozenset(),
-    groups=lambda raw, op: list(_attention(raw, op)),
+    groups=_attention,
     framework=always("vendor"),
-    implementation=always("fused"),
 )
-NORMS = Importer(
+NORMS = _importer(
     name="cudnn_norms",
     file_name="ops_cudnn_norms.csv.gz",
-    repository="NVIDIA/cudnn-frontend",
-    commit="3929da2e",
     origin="benchmark/norms/results",
-    licence="MIT",
-    protocol="kernel",
     needs=column_set("op device provider dtype rows cols"),
-    lacks=frozenset(),
-    groups=lambda raw, op: list(_norms(raw, op)),
+    groups=_norms,
     framework=lambda raw: raw.labels("provider").map(lambda name: "vendor" if name == "cudnn" else "pytorch"),
     implementation=lambda raw: raw.labels("provider").map(
         lambda name: "compiled" if name == "torch_compile" else "fused"

@@ -50,9 +50,7 @@ IMPORTER = Importer(
     protocol="kernel",
     needs=column_set("op device precision"),
     one_of=(column_set("m n k"), column_set("direction").union(_CONV.values())),
-    lacks=frozenset(),
     groups=_groups,
     framework=always("vendor"),
-    implementation=always("fused"),
     dtype=lambda raw: raw.labels("precision").map(element_type),
 )

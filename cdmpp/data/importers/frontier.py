@@ -143,13 +143,7 @@ class _Columns:
 
     def shard(self, column: IntColumn) -> IntColumn:
         """``column`` divided among ``tp`` ranks, rounded up."""
-        parts = -(-column.values // np.maximum(self.tp.values, 1))
-        bad = self.tp.invalid | (~self.tp.missing & (self.tp.values < 1))
-        return IntColumn(parts, column.missing | self.tp.missing, column.invalid | bad)
-
-    def plus(self, first: IntColumn, second: IntColumn) -> IntColumn:
-        """Sum; missing or invalid where either is."""
-        return IntColumn(first.values + second.values, first.missing | second.missing, first.invalid | second.invalid)
+        return column.shard(self.tp)
 
     def by_model(self, values: dict[str, int], otherwise: IntColumn) -> IntColumn:
         """A size by model, ``otherwise`` for models that are not listed."""
@@ -188,7 +182,7 @@ def _products(raw: RawTable, op: Labels, c: _Columns) -> Iterator[Group]:
     ]
     dense += [(op.is_(name), queries, latent) for name in _QUERY_PROJECTIONS]
     dense += [
-        (op.is_("attn_pre_proj_qkv"), c.plus(latent, keys), c.width),
+        (op.is_("attn_pre_proj_qkv"), latent.plus(keys), c.width),
         (op.is_("mtp_fusion_proj"), c.width, c.width.times(two)),
         (op.is_("share_expert_up_proj"), shared.times(two), c.width),
         (op.is_("share_expert_down_proj"), c.width, shared),
@@ -206,18 +200,18 @@ def _first_products(model: str, c: _Columns, latent: IntColumn, queries: IntColu
     Step3's covers three steps: to the latent and the keys, a norm, and from the latent to the queries. Its columns
     are those of one product with the arithmetic of the two.
     """
-    first = c.plus(latent, keys)
+    first = latent.plus(keys)
     if not model.startswith("step-moe"):
         return first
     second = latent.values * queries.values // np.maximum(c.width.values, 1)
-    return c.plus(first, IntColumn(second, queries.missing, queries.invalid))
+    return first.plus(IntColumn(second, queries.missing, queries.invalid))
 
 
 def _small_layers(op: Labels, c: _Columns) -> list[Group]:
     """Layers without products."""
     tokens = {"rows": c.m, "cols": c.width}
     latent = {"rows": c.m, "cols": c.by_model(_QUERY_LATENT, c.width)}
-    rotated = c.plus(c.shard(c.heads), c.shard(c.kv_heads)).times(c.head_dim)
+    rotated = c.shard(c.heads).plus(c.shard(c.kv_heads)).times(c.head_dim)
     shared = c.shard(c.by_model(_SHARED_EXPERT, c.expanded))
     norms = op.is_("input_layernorm") | op.is_("post_attention_layernorm")
     return [

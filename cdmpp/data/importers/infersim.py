@@ -28,7 +28,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import NOT_SERVING, Importer, always, column_set, joined
+from cdmpp.data.importers.base import NOT_SERVING, Importer, column_set, combinations
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import IntColumn, RawTable
 
@@ -53,11 +53,6 @@ def _or(first: IntColumn, second: IntColumn) -> IntColumn:
     )
 
 
-def _minus(total: IntColumn, part: IntColumn) -> IntColumn:
-    values = total.values - part.values
-    return IntColumn(values, total.missing | part.missing, total.invalid | part.invalid)
-
-
 def _groups(raw: RawTable, op: Labels) -> list[Group]:
     local, each = raw.ints("num_local_experts"), raw.ints("tokens_per_expert")
     hidden, inner = raw.ints("hidden_size"), raw.ints("intermediate_size")
@@ -77,14 +72,13 @@ def _attention(raw: RawTable, op: Labels) -> Iterator[Group]:
     types, cache = raw.labels("dtype").map(_type), raw.labels("kv_dtype").map(_type)
     one = IntColumn.constant(1, len(raw))
     batch = _or(raw.ints("batch_size"), one)
-    label, parts = joined(op, phase, config, types, cache)
-    for number, (name, when, cfg, dtype, kv) in enumerate(parts):
+    for rows, (name, when, cfg, dtype, kv) in combinations(op, phase, config, types, cache):
         dims = _numbers(cfg)
         if name not in ("mha", "mla", "dsa") or dims is None or when not in ("prefill", "decode"):
             continue
         new = _or(raw.ints("q_len"), one if when == "decode" else raw.ints("seq_len"))
         keys = _or(raw.ints("kv_len"), raw.ints("seq_len"))
-        lengths = {"batch": batch, "q_len": new, "past_len": _minus(keys, new)}
+        lengths = {"batch": batch, "q_len": new, "past_len": keys.minus(new)}
         group = _one_attention(name, when, cfg, dims, lengths)
         if group is not None:
             operator, sizes = group
@@ -94,7 +88,7 @@ def _attention(raw: RawTable, op: Labels) -> Iterator[Group]:
             scores = cfg.startswith("logits-")
             types_of = _FP8 if scores else dtype or "bfloat16"
             flags = {"kv_dtype": kv} if kv and kv != types_of and not scores else {}
-            yield Group(operator, label.is_(str(number)), constant, flags, types_of)
+            yield Group(operator, rows, constant, flags, types_of)
 
 
 def _one_attention(
@@ -152,7 +146,6 @@ IMPORTER = Importer(
     reads=column_set("phase dtype kv_dtype batch_size q_len kv_len seq_len"),
     groups=_groups,
     framework=_framework,
-    implementation=always("fused"),
     protocol_of=_protocol,
     doubtful=_doubtful,
 )

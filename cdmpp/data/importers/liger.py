@@ -182,7 +182,6 @@ IMPORTER = Importer(
     licence="BSD-2-Clause",
     protocol="kernel",
     needs=column_set(f"device {_SIZES}"),
-    lacks=frozenset(),
     groups=_groups,
     framework=partial(_column, field="framework"),
     implementation=_implementation,

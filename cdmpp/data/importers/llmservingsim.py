@@ -93,59 +93,41 @@ _DEVICE_TPU = "Google TPU v6e"
 _PHI, _PHI_WINDOW = "microsoft/Phi-mini-MoE-instruct", 2047
 
 
-def _sizes(layer: str, model: ModelDimensions, m: IntColumn, shard: Callable[[int], IntColumn]) -> dict[str, IntColumn]:
-    """Sizes of a layer of one model; ``shard`` divides a size by the degree of tensor parallelism of each row."""
+def _layer(
+    layer: str, model: ModelDimensions, m: IntColumn, shard: Callable[[int], IntColumn]
+) -> tuple[str, dict[str, IntColumn]] | None:
+    """Operator and sizes of a layer of one model; None where it has none.
+
+    ``shard`` divides a size by the degree of tensor parallelism of each row.
+    """
 
     def whole(value: int) -> IntColumn:
         return IntColumn.constant(value, len(m.values))
 
-    heads = model.heads + model.kv_heads
+    heads, hidden, head_dim = model.heads + model.kv_heads, whole(model.hidden), whole(model.head_dim)
     if layer in _NORMS:
-        return {"rows": m, "cols": whole(model.hidden)}
+        return model.norm, {"rows": m, "cols": hidden}
     if layer == "qk_norm":
-        return {"rows": m.times(whole(heads)), "cols": whole(model.head_dim)}
+        return "rmsnorm", {"rows": m.times(whole(heads)), "cols": head_dim}
     if layer in ("rope", "rotary_emb"):
-        return {"rows": m, "cols": shard(heads).times(whole(model.head_dim)), "head_dim": whole(model.head_dim)}
+        return "rotary_embedding", {"rows": m, "cols": shard(heads).times(head_dim), "head_dim": head_dim}
     if layer == "act_fn":
-        return {"rows": m, "cols": whole(model.intermediate) if model.experts else shard(model.intermediate)}
+        columns = whole(model.intermediate) if model.experts else shard(model.intermediate)
+        return "silu_and_mul", {"rows": m, "cols": columns}
     if layer == "embedding":
-        return {"rows": m, "cols": whole(model.hidden), "table_rows": shard(model.vocab)}
+        return "embedding", {"rows": m, "cols": hidden, "table_rows": shard(model.vocab)}
     if layer == "attn":
-        return {
-            "batch": whole(1),
-            "q_len": m,
-            "past_len": whole(0),
-            "heads": shard(model.heads),
-            "kv_heads": shard(model.kv_heads),
-            "head_dim": whole(model.head_dim),
-        }
-    if layer == "gate":
-        return {"rows": m, "cols": whole(model.experts), "topk": whole(model.topk)}
+        sizes = {"batch": whole(1), "q_len": m, "past_len": whole(0), "head_dim": head_dim}
+        return "attention_prefill", {**sizes, "heads": shard(model.heads), "kv_heads": shard(model.kv_heads)}
     if layer == "sampler":
-        return {"rows": m, "cols": whole(model.vocab)}
-    wide = layer == "expert.w2"
-    inner, outer = whole(model.intermediate), whole(model.hidden)
-    return {"m": m, "n": outer if wide else inner, "k": inner if wide else outer}
-
-
-def _operator(layer: str, model: ModelDimensions) -> str | None:
-    if layer in _NORMS:
-        return model.norm
-    if layer in ("gate", "expert.w1", "expert.w2", "expert.w3") and not model.experts:
+        return "argmax", {"rows": m, "cols": whole(model.vocab)}
+    if not model.experts:
         return None
-    return {
-        "qk_norm": "rmsnorm",
-        "rope": "rotary_embedding",
-        "rotary_emb": "rotary_embedding",
-        "act_fn": "silu_and_mul",
-        "embedding": "embedding",
-        "attn": "attention_prefill",
-        "gate": "moe_gating",
-        "sampler": "argmax",
-        "expert.w1": "linear",
-        "expert.w2": "linear",
-        "expert.w3": "linear",
-    }.get(layer)
+    if layer == "gate":
+        return "moe_gating", {"rows": m, "cols": whole(model.experts), "topk": whole(model.topk)}
+    if layer in ("expert.w1", "expert.w3"):
+        return "linear", {"m": m, "n": whole(model.intermediate), "k": hidden}
+    return ("linear", {"m": m, "n": hidden, "k": whole(model.intermediate)}) if layer == "expert.w2" else None
 
 
 def _layers_groups(raw: RawTable, op: Labels) -> list[Group]:
@@ -157,15 +139,15 @@ def _layers(raw: RawTable, op: Labels, m: IntColumn) -> Iterator[Group]:
     models, tp = raw.labels("model"), raw.ints("tp")
 
     def shard(value: int) -> IntColumn:
-        parts = -(-value // np.maximum(tp.values, 1))
-        return IntColumn(parts, tp.missing, tp.invalid | (~tp.missing & (tp.values < 1)))
+        return IntColumn.constant(value, len(raw)).shard(tp)
 
     for name, model in MODELS.items():
         of_model = models.is_(name)
         for layer in op.names:
-            operator, rows = _operator(layer, model), of_model & op.is_(layer)
-            if operator is not None and rows.any():
-                yield Group(operator, rows, _sizes(layer, model, m, shard))
+            rows = of_model & op.is_(layer)
+            if rows.any() and (named := _layer(layer, model, m, shard)):
+                operator, sizes = named
+                yield Group(operator, rows, sizes)
 
 
 def _doubtful(raw: RawTable) -> dict[str, Mask]:

@@ -61,6 +61,5 @@ IMPORTER = Importer(
     reads=column_set("c_in c_out stride pad"),
     groups=_groups,
     framework=always("pytorch"),
-    implementation=always("fused"),
     row_filter="neusight_filter",
 )

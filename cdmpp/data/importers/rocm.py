@@ -52,7 +52,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from cdmpp.data.assemble import Group
-from cdmpp.data.importers.base import FP8, LINEAR, Importer, ProductTypes, always, column_set, joined, plain
+from cdmpp.data.importers.base import FP8, LINEAR, Importer, ProductTypes, always, column_set, combinations, plain
 from cdmpp.data.labels import Labels
 from cdmpp.data.raw import IntColumn, RawTable
 
@@ -80,8 +80,7 @@ def _aiter_gemm_types(family: str, dtype: str) -> ProductTypes:
 
 def _aiter_gemm_groups(raw: RawTable, op: Labels) -> Iterator[Group]:
     sizes = _product_sizes(raw)
-    label, parts = joined(op, raw.labels("family"), raw.labels("dtype"), raw.labels("outdtype"))
-    for number, (name, family, dtype, out) in enumerate(parts):
+    for rows, (name, family, dtype, out) in combinations(op, *map(raw.labels, ("family", "dtype", "outdtype"))):
         if name not in ("linear", "bmm"):
             continue
         types = _aiter_gemm_types(family, dtype)
@@ -90,7 +89,7 @@ def _aiter_gemm_groups(raw: RawTable, op: Labels) -> Iterator[Group]:
         flags: dict[str, bool | int | str | None] = {**types.flags, "out_dtype": "float32" if wide else None}
         if name == "linear":
             flags["bias"] = False
-        yield Group(name, label.is_(str(number)), sizes[name], flags, dtype=types.dtype)
+        yield Group(name, rows, sizes[name], flags, dtype=types.dtype)
 
 
 AITER_GEMM = _aiter_importer(
@@ -129,12 +128,12 @@ def _aiter_moe_groups(raw: RawTable, op: Labels) -> Iterator[Group]:
     stated = raw.labels("dtype", "bfloat16")
     activations = raw.labels("q_dtype_a") if "q_dtype_a" in raw.columns else stated
     weights = raw.labels("q_dtype_w") if "q_dtype_w" in raw.columns else activations
-    label, parts = joined(op, activations, weights, raw.labels("q_type"), raw.labels("use_g1u1", "1"))
-    for number, (name, a, w, scales, gate) in enumerate(parts):
+    columns = (op, activations, weights, raw.labels("q_type"), raw.labels("use_g1u1", "1"))
+    for rows, (name, a, w, scales, gate) in combinations(*columns):
         if name == "fused_moe":
             types = _aiter_moe_types(a, w, scales)
             flags = {**types.flags, "balance": "balanced", "gated": gate not in ("0", "0.0", "false", "False")}
-            yield Group("moe", label.is_(str(number)), sizes, flags, dtype=types.dtype)
+            yield Group("moe", rows, sizes, flags, dtype=types.dtype)
 
 
 AITER_MOE = _aiter_importer(
@@ -156,8 +155,7 @@ def _tensile_groups(raw: RawTable, op: Labels) -> Iterator[Group]:
     sizes = _product_sizes(raw)
     result = raw.labels("tensile_type").map(lambda code: code[:3] if code[:3] in ("HSS", "BSS") else "")
     columns = (raw.labels("dtype"), raw.labels("acc"), result, raw.labels("trans_a"), raw.labels("trans_b"))
-    label, parts = joined(op, *columns)
-    for number, (name, dtype, acc, written, a, b) in enumerate(parts):
+    for rows, (name, dtype, acc, written, a, b) in combinations(op, *columns):
         if name not in _TENSILE_OPERATORS:
             continue
         operator, usual = _TENSILE_OPERATORS[name]
@@ -171,7 +169,7 @@ def _tensile_groups(raw: RawTable, op: Labels) -> Iterator[Group]:
             flags["out_dtype"] = "float32" if wide else None
         if operator == "linear":
             flags["bias"] = False
-        yield Group(operator, label.is_(str(number)), sizes[operator], flags, dtype=types.dtype)
+        yield Group(operator, rows, sizes[operator], flags, dtype=types.dtype)
 
 
 TENSILE = _importer(

@@ -19,7 +19,7 @@ import numpy as np
 from cdmpp.data.assemble import CODE, Reasons
 from cdmpp.data.importers import ansor
 from cdmpp.data.importers.ansor import ansor_program
-from cdmpp.data.importers.base import Importer, always, joined
+from cdmpp.data.importers.base import Importer, joined
 from cdmpp.data.importers.built import BuiltPrograms, ProgramCache
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.data.raw import RawTable, read_raw
@@ -231,10 +231,6 @@ def _importer(
         licence="MIT",
         protocol="kernel",
         needs=frozenset({"device", "workload", schedule}),
-        lacks=frozenset(),
-        groups=lambda raw, op: [],
-        framework=always(""),
-        implementation=always("fused"),
         reads=frozenset({"epilogue", "error_no", "tvmscript", "source"}),
         schedule=schedule,
         read_tasks=tasks,

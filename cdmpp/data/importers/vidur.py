@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -85,14 +86,13 @@ IMPORTER = Importer(
     dtype=lambda raw: raw.labels("dtype").map(lambda name: plain(name).dtype),
     row_source=_source,
 )
+_PIPEWEAVE: Any = {"repository": "zksainx/pipeweave", "commit": "55e03178", "licence": "Apache-2.0"}
 PIPEWEAVE_GEMM = replace(
     IMPORTER,
     name=PIPEWEAVE_FP8,
     file_name="ops_pipeweave_gemm_fp8.parquet",
-    repository="zksainx/pipeweave",
-    commit="55e03178",
+    **_PIPEWEAVE,
     origin="dataset/gemm_fp8_*",
-    licence="Apache-2.0",
     needs=column_set("op device dtype m n k"),
     read_by=IMPORTER.name,
 )
@@ -113,16 +113,13 @@ def _moe_groups(raw: RawTable, op: Labels) -> Iterator[Group]:
 
 
 PIPEWEAVE_MOE = Importer(
+    **_PIPEWEAVE,
     name="pipeweave_moe",
     file_name="ops_pipeweave_moe.parquet",
-    repository="zksainx/pipeweave",
-    commit="55e03178",
     origin="mlp_models_quantile/moe/*/kernel_reports",
-    licence="Apache-2.0",
     protocol="kernel",
     needs=column_set("op device dtype tokens num_experts topk hidden n_out"),
     lacks=column_set("framework program num_tokens token m rows in_hw q_len direction message_bytes"),
     groups=_moe_groups,
     framework=always("triton"),
-    implementation=always("fused"),
 )

@@ -67,15 +67,15 @@ class Tracker:
         """
         # Not TVM's client, which retries for a minute; TVM is imported in workers only.
         try:
-            with socket.create_connection((self.host, self.port), _CONNECT_S) as link:
+            with socket.create_connection((self.host, self.port), _CONNECT_S) as link, link.makefile("rb") as stream:
                 link.sendall(struct.pack("<i", _MAGIC))
-                if struct.unpack("<i", _receive(link, 4))[0] != _MAGIC:
+                if stream.read(4) != struct.pack("<i", _MAGIC):
                     raise OSError("another service uses this port")
                 request = json.dumps([_SUMMARY]).encode()
                 link.sendall(struct.pack("<i", len(request)) + request)
-                _, content = json.loads(_receive(link, struct.unpack("<i", _receive(link, 4))[0]))
+                _, content = json.loads(stream.read(*struct.unpack("<i", stream.read(4))))
                 return sum(entry["key"] == f"server:{self.key}" for entry in content["server_info"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
             raise MeasurementError(
                 f"no RPC tracker at {self}: {getattr(error, 'strerror', None) or error}",
                 hint=_BACK.format(command="python -m tvm.exec.rpc_tracker"),
@@ -106,16 +106,6 @@ def parse_tracker(text: str, key: str) -> Tracker:
             f"{text!r} is not the address of a tracker", hint="use HOST:PORT, as in --tracker 127.0.0.1:9190"
         )
     return Tracker(host.strip("[]"), int(port), key)
-
-
-def _receive(link: socket.socket, size: int) -> bytes:
-    parts = b""
-    while len(parts) < size:
-        part = link.recv(size - len(parts))
-        if not part:
-            raise OSError("the connection was closed")
-        parts += part
-    return parts
 
 
 def serve(tracker: str, key: str, host: str = "0.0.0.0", port: int = 9090) -> None:

@@ -69,10 +69,9 @@ def build_program(tvm_json: str, target: Mapping[str, Any], path: str) -> Librar
     """
     tvm = import_tvm_alone()
     started = time.perf_counter()
-    function = tvm.ir.load_json(tvm_json)
-    arguments = argument_list(function)
+    module = main_module(tvm_json)
+    arguments = argument_list(module["main"])
     tvm_target = tvm.target.Target(dict(target))
-    module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
     if tvm_target.kind.name == "cuda":  # if TVM finds a GPU, it compiles the kernels itself
         os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")
     built = tvm.compile(module, tvm_target).mod
@@ -102,57 +101,66 @@ def check_toolchain(target: Mapping[str, Any]) -> None:
         )
 
 
+def host_triple(target: Mapping[str, Any]) -> str:
+    """Return the triple of the host code of a target; "" for this machine's."""
+    host = target.get("host", target)
+    return str(host.get("mtriple", "")) if isinstance(host, Mapping) else ""
+
+
 def _compiler(target: Mapping[str, Any]) -> str:
     """Return the compiler driver for the target's host: gcc, or the cross compiler of its triple."""
-    host = target.get("host", target)
-    triple = host.get("mtriple", "") if isinstance(host, Mapping) else ""
+    triple = host_triple(target)
     native = not triple or triple.split("-")[0] == platform.machine()
     return "gcc" if native else f"{triple}-gcc"
 
 
 def _export(module: Any, path: str, target: Any, compiler: str) -> None:
-    """Write a shared library; calling the linker directly takes 4 ms, the compiler driver 30 ms."""
-    link = _Link() if compiler == "gcc" else _CrossLink(compiler)
-    if module.imports:  # code for another device is a second object
-        if target.kind.name == "cuda":
-            export_kernels(module, path, target, link, compiler)
-        else:
-            module.export_library(path, fcompile=link)
+    """Write a shared library; calling the linker directly takes 4 ms, the compiler driver 30 ms.
+
+    CUDA kernels are a second object, with nvcc's machine code for ``target.attrs["arch"]``.
+    """
+    link = _linker(compiler)
+    if not module.imports:
+        compiled = f"{path}.o"
+        try:
+            module.write_to_file(compiled)
+            link(path, [compiled])
+        finally:
+            Path(compiled).unlink(missing_ok=True)
         return
-    compiled = f"{path}.o"
-    try:
-        module.write_to_file(compiled)
-        link(path, [compiled])
-    finally:
-        Path(compiled).unlink(missing_ok=True)
+    if target.kind.name != "cuda":
+        module.export_library(path, fcompile=link)
+        return
+    require_nvcc()
+    import tvm
+
+    def pack(packed: Any, is_system_lib: bool, prefix: str, folder: str) -> str:
+        blob = tvm.get_global_func("runtime.ModulePackImportsToTensor")(packed).numpy().tobytes()
+        source = str(module.imports[0].inspect_source())
+        blob = replace_code(blob, source, lambda text: compile_source(text, str(target.attrs["arch"])))
+        return _as_object(blob, Path(folder), compiler)
+
+    module.export_library(path, fcompile=link, fpack_imports=pack)
 
 
-class _Link:
-    """``ld -shared`` in the form that ``export_library`` calls."""
+def _linker(compiler: str) -> Callable[..., None]:
+    """Return ``ld -shared``, or a cross compiler's driver, in the form that ``export_library`` calls."""
 
-    object_format = "o"
-
-    def __call__(self, path: str, objects: Sequence[str], **_: Any) -> None:
+    def link(path: str, objects: Sequence[str], **_: Any) -> None:
         # -z now: a missing symbol fails when the library is loaded, not while it is timed.
-        _run(["ld", "-shared", "--eh-frame-hdr", "-z", "now", "-o", path, *objects, *_system_libraries()])
+        if compiler == "gcc":
+            _run(["ld", "-shared", "--eh-frame-hdr", "-z", "now", "-o", path, *objects, *_system_libraries()])
+        else:  # the driver finds the libraries of its machine
+            _run([compiler, "-shared", "-nostartfiles", "-Wl,-z,now", "-o", path, *objects, "-lm"])
+
+    link.object_format = "o"  # type: ignore[attr-defined]
+    return link
 
 
-class _CrossLink:
-    """A cross compiler's driver, which finds the libraries of its machine."""
-
-    object_format = "o"
-
-    def __init__(self, compiler: str) -> None:
-        self.compiler = compiler
-
-    def __call__(self, path: str, objects: Sequence[str], **_: Any) -> None:
-        _run([self.compiler, "-shared", "-nostartfiles", "-Wl,-z,now", "-o", path, *objects, "-lm"])
-
-
-def _run(command: Sequence[str]) -> None:
+def _run(command: Sequence[str], step: str = "linking") -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise MeasurementError(f"linking failed: {done.stderr.strip()[:300]}", hint="see the linker's message")
+        raise MeasurementError(f"{step} failed: {done.stderr.strip()[:300]}", hint="see the message of the tool")
 
 
 @cache
@@ -170,6 +178,13 @@ def _system_libraries() -> tuple[str, ...]:
             raise MissingDependencyError(f"gcc has no {name}", hint="on Debian: apt install gcc libc6-dev")
         paths.append(done.stdout.strip())
     return tuple(paths)
+
+
+def main_module(tvm_json: str) -> Any:
+    """Return a module whose function ``main`` is a PrimFunc."""
+    import tvm
+
+    return tvm.IRModule({"main": tvm.ir.load_json(tvm_json).with_attr("global_symbol", "main")})
 
 
 def argument_list(function: Any) -> tuple[tuple[tuple[int, ...], str, bool], ...]:
@@ -250,114 +265,37 @@ def require_nvcc() -> None:
         )
 
 
-def export_kernels(module: Any, path: str, target: Any, link: Any, compiler: str) -> None:
-    """Write a host module and its CUDA module as one shared library with machine code for both.
-
-    Parameters
-    ----------
-    module : tvm.runtime.Module
-        Result of ``tvm.compile``; its only import has the kind "cuda".
-    path : str
-    target : tvm.target.Target
-        With ``arch``, such as "sm_80".
-    link : callable
-        Linker in the form that ``export_library`` calls.
-    compiler : str
-        Driver of the assembler for the host.
-
-    Raises
-    ------
-    MissingDependencyError
-        nvcc is not installed.
-    MeasurementError
-        nvcc refused the source.
-    """
-    require_nvcc()
-    import tvm
-
-    def pack(packed: Any, is_system_lib: bool, prefix: str, folder: str) -> str:
-        blob = tvm.get_global_func("runtime.ModulePackImportsToTensor")(packed).numpy().tobytes()
-        blob = replace_code(blob, lambda source: compile_source(source, str(target.attrs["arch"])))
-        return _as_object(blob, Path(folder), compiler)
-
-    module.export_library(path, fcompile=link, fpack_imports=pack)
-
-
-def replace_code(blob: bytes, compile_source: Callable[[str], bytes]) -> bytes:
-    """Replace every CUDA source in packed modules by its machine code.
+def replace_code(blob: bytes, source: str, compile_source: Callable[[str], bytes]) -> bytes:
+    """Replace the CUDA source in packed modules by its machine code.
 
     Parameters
     ----------
     blob : bytes
-        Output of ``ModulePackImportsToTensor``. All numbers are little-endian uint64. It has the total
-        length, the import tree (row pointers, children), then for each module its kind and, unless it is the
-        library itself, its bytes. Those of a CUDA module end with length and text of the source.
+        Output of ``ModulePackImportsToTensor`` for a library with one CUDA module. All numbers are little-endian
+        uint64. It has the total length, the import tree, the kind of the library, and the kind and the bytes of the
+        CUDA module: format, functions, code. Each text has its length before it.
+    source : str
+        Source of the module.
     compile_source : callable
-        Converts source to machine code.
+        Converts source to machine code; not called if the module has machine code already.
     """
-    reader = _Reader(blob)
-    total = reader.number()
-    if total != len(blob) - 8:
-        raise _unknown_format()
-    for _ in range(2):
-        reader.take(8 * reader.number())
-    head = blob[8 : reader.at]
-    parts = [head]
-    while reader.at < len(blob):
-        kind = reader.text()
-        parts.append(_sized(kind))
-        if kind == b"_lib":
-            continue
-        content = reader.text()
-        parts.append(_sized(_compiled(content, compile_source) if kind == b"cuda" else content))
-    body = b"".join(parts)
-    return struct.pack("<Q", len(body)) + body
-
-
-def _compiled(content: bytes, compile_source: Callable[[str], bytes]) -> bytes:
-    reader = _Reader(content)
-    if reader.text() != b"cuda":  # already machine code
-        return content
-    functions_start = reader.at
-    for _ in range(reader.number()):
-        reader.text()  # key
-        reader.text()  # name
-        reader.take(4 * reader.number())  # argument types
-        for _ in range(reader.number()):
-            reader.text()  # launch parameters
-        reader.take(4 * reader.number())  # attributes of arguments
-    functions = content[functions_start : reader.at]
-    source = reader.text()
-    if reader.at != len(content):
-        raise _unknown_format()
-    return _sized(b"cubin") + functions + _sized(compile_source(source.decode()))
-
-
-class _Reader:
-    def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
-
-    def take(self, size: int) -> bytes:
-        if self.at + size > len(self.data):
-            raise _unknown_format()
-        self.at += size
-        return self.data[self.at - size : self.at]
-
-    def number(self) -> int:
-        return int(struct.unpack("<Q", self.take(8))[0])
-
-    def text(self) -> bytes:
-        return self.take(self.number())
+    kind, code = _sized(b"cuda"), _sized(source.encode())
+    head, _, module = blob.partition(kind)
+    content = module[8:]
+    is_source = content.startswith(kind)
+    if blob != _sized(blob[8:]) or module != _sized(content) or (is_source and not content.endswith(code)):
+        raise MeasurementError(
+            "this version of TVM packs CUDA modules in an unknown format", hint="install the pinned apache-tvm"
+        )
+    if not is_source:
+        return blob
+    functions = content[len(kind) : -len(code)]
+    compiled = _sized(b"cubin") + functions + _sized(compile_source(source))
+    return _sized(head[8:] + kind + _sized(compiled))
 
 
 def _sized(data: bytes) -> bytes:
     return struct.pack("<Q", len(data)) + data
-
-
-def _unknown_format() -> MeasurementError:
-    return MeasurementError(
-        "this version of TVM packs CUDA modules in an unknown format", hint="install the pinned apache-tvm"
-    )
 
 
 def compile_source(source: str, arch: str, *, cpu_s: int = 0) -> bytes:
@@ -417,7 +355,5 @@ def _as_object(blob: bytes, folder: Path, compiler: str) -> str:
         f'.section .rodata\n.globl {_SYMBOL}\n.balign 16\n{_SYMBOL}:\n.incbin "{data}"\n'
         '.section .note.GNU-stack,"",%progbits\n'
     )
-    done = subprocess.run([compiler, "-c", "-o", str(out), str(text)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise MeasurementError(f"assembling failed: {done.stderr.strip()[:300]}", hint="see the assembler's message")
+    _run([compiler, "-c", "-o", str(out), str(text)], "assembling")
     return str(out)

@@ -11,7 +11,7 @@ import logging
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from hashlib import sha256
 from itertools import zip_longest
@@ -90,6 +90,7 @@ class Collector:
         self._make_timers, self._progress, self._chooser = timers, progress, chooser
         self._spool = store.folder / "spool"
         self._tries: dict[tuple[str, str], int] = {}
+        self._timers: dict[str, Timers] = {}
 
     def prepare(self, sources: Sequence[str], dims: Mapping[str, int] | None = None) -> None:
         """Lower the networks and draw the schedules that are missing.
@@ -109,9 +110,8 @@ class Collector:
         # Schedules are drawn for the first target of the folder, in any later order of the arguments: the
         # number of its cores bounds parallel loops.
         target = self.store.settings().get("sampling_target") or dict(first.target)
-        self.store.settle({"sampling_target": target})
-        self.store.settle({"chooser": self._chooser.description if self._chooser is not None else None})
-        self.store.settle({"irregular": self.settings.irregular})
+        chooser = self._chooser.description if self._chooser is not None else None
+        self.store.settle({"sampling_target": target, "chooser": chooser, "irregular": self.settings.irregular})
         self._lower(list(dict.fromkeys(sources)), dims or {})
         tasks = self._chosen(self.store.unsampled(self.settings.schedules))
         if not tasks:
@@ -144,8 +144,7 @@ class Collector:
             # A task without a design space still has its default.
             defaults = pool.run(sample_programs, [(text, digest, target, 0, 0) for digest, text, _ in failed])
             for (digest, _, reason), outcome in zip(failed, defaults, strict=True):
-                self.store.add_programs(digest, outcome.value or [], self.settings.schedules)
-                self.store.fail_task(digest, reason)
+                self.store.add_programs(digest, outcome.value or [], self.settings.schedules, failure=reason)
 
     def _chosen(self, tasks: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
         """Return the tasks (hash, name, TVM JSON) to sample: all of them."""
@@ -167,30 +166,28 @@ class Collector:
         self._spool.mkdir()
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, self._spool, True)
-            builders = stack.enter_context(self._build_pool())
-            builders.start()
-            timers: dict[str, Timers] = {}
+            self._pool = stack.enter_context(self._build_pool())
+            self._pool.start()
             for configuration in self.configurations:
-                configuration_timers = self._make_timers(configuration, self.settings)
-                stack.callback(configuration_timers.close)
-                timers[configuration.name] = configuration_timers
+                timers = self._timers[configuration.name] = self._make_timers(configuration, self.settings)
+                stack.callback(timers.close)
             if self.settings.tune:
-                self._tune(builders, timers)
+                self._tune()
             total = self.store.count_programs() * len(names)
             self._phase("measuring", len(self.store.measured(names, FIRST)), total)
             while group := self.store.missing(names, GROUP):
-                self._first(group, names, builders, timers)
+                self._first(group, names)
                 due = self._due(time.time() - self.settings.repeat_gap_s)
                 if len(due) >= GROUP:
-                    self._again(list(due), builders, timers)
-            self._repeat_rest(builders, timers)
+                    self._again(due)
+            self._repeat_rest()
 
     def _is_complete(self, names: Sequence[str]) -> bool:
         """Whether no search, first or second measurement is left to do."""
         searched = not self.settings.tune or not self.store.untuned(self.settings.tune)
         return searched and not self.store.missing(names, 1) and not self._due()
 
-    def _tune(self, builders: WorkerPool, timers: dict[str, Timers]) -> None:
+    def _tune(self) -> None:
         """Search each task for good schedules, measured on the first configuration."""
         first, trials = self.configurations[0], self.settings.tune
         tasks = self.store.untuned(trials)
@@ -206,7 +203,7 @@ class Collector:
                     while candidates:
                         self.store.add_programs(digest, candidates, None)
                         programs = self.store.programs({p.hash for p in candidates})
-                        self._first(programs, [first.name], builders, timers)
+                        self._first(programs, [first.name])
                         known = self.store.latencies([p.hash for p in candidates], first.name)
                         candidates = pool.call(continue_search, [known.get(p.hash) for p in candidates])
                 except MeasurementError as error:
@@ -264,7 +261,7 @@ class Collector:
             logger.warning("%s is skipped: %s", name, failure.message)
             self.store.add_network(name, TaskList(name, (), ((WHOLE, failure.message),)))
 
-    def _repeat_rest(self, builders: WorkerPool, timers: dict[str, Timers]) -> None:
+    def _repeat_rest(self) -> None:
         """Measure the last programs again, once their first measurements are old enough."""
         due = self._due()
         if not due:
@@ -275,51 +272,40 @@ class Collector:
             time.sleep(wait_s)
         self._phase("second measurements", 0, len(due))
         while due:  # once, unless boards were lost
-            self._again(list(due), builders, timers)
+            self._again(due)
             due = self._due()
 
     def _due(self, before: float = math.inf) -> dict[tuple[str, str], float]:
         """Return the (program, device) that need a second measurement and had the first before ``before``; and when."""
         first = self.store.once_measured([c.name for c in self.configurations])
-        return {(p, d): at for p, d, at in first if at <= before and self._repeated(p)}
+        # The hash decides, so that the same programs are measured twice on every device.
+        limit = self.settings.repeat_share * 2**32
+        return {(p, d): at for p, d, at in first if at <= before and int(p[:8], 16) < limit}
 
-    def _repeated(self, digest: str) -> bool:
-        """Whether a program is measured twice; it depends on the hash, so that it is equal on every device."""
-        return int(digest[:8], 16) < self.settings.repeat_share * 2**32
-
-    def _first(
-        self, programs: Sequence[StoredProgram], names: Sequence[str], builders: WorkerPool, timers: dict[str, Timers]
-    ) -> None:
+    def _first(self, programs: Sequence[StoredProgram], names: Sequence[str]) -> None:
         """Measure programs for the first time on the named configurations, where they are missing."""
-        done = self.store.measured(names, FIRST)
-        pairs = {(p.hash, name) for p in programs for name in names} - done
-        self._group(programs, pairs, FIRST, names, builders, timers)
+        pairs = {(p.hash, name) for p in programs for name in names} - self.store.measured(names, FIRST)
+        self._group(programs, pairs, FIRST, names)
 
-    def _again(self, pairs: Sequence[tuple[str, str]], builders: WorkerPool, timers: dict[str, Timers]) -> None:
+    def _again(self, pairs: Collection[tuple[str, str]]) -> None:
         """Measure (program, device) for the second time."""
         hashes = sorted({program for program, _ in pairs})
         names = [c.name for c in self.configurations]
         for start in range(0, len(hashes), GROUP):
             programs = self.store.programs(hashes[start : start + GROUP])
-            self._group(programs, set(pairs), SECOND, names, builders, timers)
+            self._group(programs, pairs, SECOND, names)
 
     def _group(
-        self,
-        programs: Sequence[StoredProgram],
-        pairs: set[tuple[str, str]],
-        turn: int,
-        names: Sequence[str],
-        builders: WorkerPool,
-        timers: dict[str, Timers],
+        self, programs: Sequence[StoredProgram], pairs: Collection[tuple[str, str]], turn: int, names: Sequence[str]
     ) -> None:
         """Build programs for the named configurations, then time the pairs, one configuration after the other."""
         chosen = [c for c in self.configurations if c.name in names]
         wanted = {name: [p for p in programs if (p.hash, name) in pairs] for name in names}
-        libraries = self._build(wanted, chosen, builders)
+        libraries = self._build(wanted, chosen)
         # Starting workers import TVM, which would disturb the timing.
-        builders.ready()
-        for timer in timers.values():
-            timer.ready()
+        self._pool.ready()
+        for timers in self._timers.values():
+            timers.ready()
         for configuration in chosen:
             ready: list[tuple[StoredProgram, Library]] = []
             for program in wanted[configuration.name]:
@@ -329,15 +315,15 @@ class Collector:
                     self._keep(StoredMeasurement(program.hash, configuration.name, turn, failure=failure))
                 else:
                     ready.append((program, outcome.value))
-            libraries_of = [library for _, library in ready]
-            outcomes = time_in_passes(timers[configuration.name], libraries_of, self.settings.timing)
+            timers, built = self._timers[configuration.name], [library for _, library in ready]
+            outcomes = time_in_passes(timers, built, self.settings.timing)
             for (program, library), outcome in zip(ready, outcomes, strict=True):
                 self._store_outcome(program, library, configuration, turn, outcome)
         for path in self._spool.iterdir():
             path.unlink(missing_ok=True)
 
     def _build(
-        self, wanted: dict[str, list[StoredProgram]], chosen: Sequence[Configuration], builders: WorkerPool
+        self, wanted: dict[str, list[StoredProgram]], chosen: Sequence[Configuration]
     ) -> dict[tuple[str, str], Outcome]:
         """Return libraries by build key and program; configurations with equal keys share them."""
         jobs: dict[tuple[str, str], tuple[Any, ...]] = {}
@@ -347,7 +333,7 @@ class Collector:
                 path = str(self._spool / f"{program.hash}-{keys.index(configuration.build_key)}.so")
                 arguments = (program.tvm_json, dict(configuration.target), path)
                 jobs.setdefault((configuration.build_key, program.hash), arguments)
-        outcomes = dict(zip(jobs, builders.run(build_program, list(jobs.values())), strict=True))
+        outcomes = dict(zip(jobs, self._pool.run(build_program, list(jobs.values())), strict=True))
         if any(outcome.failure for outcome in outcomes.values()) and is_disk_full(self._spool):
             raise disk_full_error(self._spool)
         return outcomes
@@ -358,8 +344,8 @@ class Collector:
         build: Callable[..., Any],
         arguments: Callable[[StoredProgram, str], Sequence[Any]],
         facts: Callable[[StoredProgram, str, Outcome], tuple[dict[str, Any], bytes]],
-    ) -> None:
-        """Build the missing pairs of program and target in workers, and store what ``facts`` makes of the outcomes."""
+    ) -> dict[tuple[str, str], tuple[dict[str, Any], bytes]]:
+        """Build the missing pairs of program and target in workers; return what ``facts`` makes of all outcomes."""
         known = self.store.built()
         missing = [(program, target) for program, target in pairs if (program.hash, target) not in known]
         self._phase("building", len(pairs) - len(missing), len(pairs))
@@ -369,26 +355,26 @@ class Collector:
                 for pair, outcome in zip(group, pool.run(build, [arguments(*p) for p in group]), strict=True):
                     self.store.add_built(pair[0].hash, pair[1], *facts(*pair, outcome))
                     self._step(not outcome.failure)
+        return self.store.built()
 
     def _store_outcome(
         self, program: StoredProgram, library: Library, configuration: Configuration, turn: int, outcome: Outcome
     ) -> None:
         """Store a measurement or its failure; a program whose device was lost is tried again later."""
-        if outcome.failure:
-            key = (program.hash, configuration.name)
-            if outcome.transient:
-                self._tries[key] = self._tries.get(key, 0) + 1
-                if self._tries[key] >= TRIES:
-                    raise MeasurementError(
-                        f"{configuration.name} cannot be reached: {outcome.failure}",
-                        hint="once it is back, repeat the same command to resume",
-                        transient=True,
-                    )
-                logger.warning("%s: %s; trying again", configuration.name, outcome.failure)
-                return
-            self._keep(StoredMeasurement(program.hash, configuration.name, turn, failure=outcome.failure))
-            return
-        self._keep(StoredMeasurement.of_run(program.hash, configuration.name, turn, library, outcome.value))
+        key = (program.hash, configuration.name)
+        if not outcome.failure:
+            self._keep(StoredMeasurement.of_run(*key, turn, library, outcome.value))
+        elif not outcome.transient:
+            self._keep(StoredMeasurement(*key, turn, failure=outcome.failure))
+        else:
+            self._tries[key] = self._tries.get(key, 0) + 1
+            if self._tries[key] >= TRIES:
+                raise MeasurementError(
+                    f"{configuration.name} cannot be reached: {outcome.failure}",
+                    hint="once it is back, repeat the same command to resume",
+                    transient=True,
+                )
+            logger.warning("%s: %s; trying again", configuration.name, outcome.failure)
 
     def _keep(self, measurement: StoredMeasurement) -> None:
         self.store.add_measurements([measurement])
@@ -410,27 +396,22 @@ class Collector:
             self._progress.step(ok)
 
 
-def check_flushing(settings: CollectSettings, configurations: Sequence[Configuration]) -> None:
-    """Raise if the settings request a cache flush that is not possible.
+def check_settings(
+    settings: CollectSettings, configurations: Sequence[Configuration], *, measures: bool = True
+) -> None:
+    """Raise if a collection cannot do what its settings request.
 
     Raises
     ------
     DataError
+        The caches of another device than a CPU shall be flushed.
+    MeasurementError
+        A search is requested of a collection that measures nothing.
     """
+    if settings.tune and not measures:
+        raise MeasurementError("a search for good schedules needs measurements", hint="omit --tune with --build-only")
     if settings.timing.flush_cache and any(c.kind != "llvm" for c in configurations):
         raise DataError("only a CPU's caches can be flushed", hint="omit --flush-cache")
-
-
-def check_exportable(settings: CollectSettings, configurations: Sequence[Configuration]) -> None:
-    """Raise if the settings request what needs measurements, or a cache flush that is not possible.
-
-    Raises
-    ------
-    MeasurementError, DataError
-    """
-    if settings.tune:
-        raise MeasurementError("a search for good schedules needs measurements", hint="omit --tune with --build-only")
-    check_flushing(settings, configurations)
 
 
 def collect(
@@ -476,7 +457,7 @@ def collect(
     from cdmpp.data.measure.dataset import write_dataset
 
     settings = settings or CollectSettings()
-    check_flushing(settings, configurations)
+    check_settings(settings, configurations)
     for configuration in configurations:
         check_toolchain(configuration.target)
     if timers is LocalTimers:  # identifies the GPU and checks its driver

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from cdmpp.data.card import write_card
 from cdmpp.data.folder import DEVICE, RECORDS, REPEATS
@@ -46,19 +46,28 @@ def write_dataset(
     # The first description is kept, because a measured bandwidth varies by a few per cent.
     store.remember_devices({c.name: describe(c) for c in configurations})
     described = store.devices()
+    specs = {name: from_mapping(about["device_spec"]) for name, about in described.items()}
+    # The version that built the programs: an archive records it, else this installation.
+    conditions = {
+        name: {key: about[key] for key in ("target", "threads", "affinity")}
+        | {"tvm": about.get("tvm") or version("apache-tvm")}
+        for name, about in described.items()
+    }
     programs = {program.hash: program for program in store.all_programs()}
     order = {digest: i for i, digest in enumerate(programs)}
     for name, turn in ((RECORDS, FIRST), (REPEATS, SECOND)):
         measurements = sorted(store.measurements(turn), key=lambda m: (order[m.program], m.device))
         if not measurements and turn == SECOND:
             continue
-        rows = list(_rows(measurements, programs, described, timing.max_spread))
+        rows = [
+            program_record(programs[m.program], m, conditions[m.device], timing.max_spread, specs[m.device])
+            for m in measurements
+        ]
         write_records(from_measurements(rows), store.folder / name)
-    for name, about in described.items():
+    for name, spec in specs.items():
         file = DEVICE if len(described) == 1 else "device-" + re.sub(r"[^\w.-]+", "-", name) + ".toml"
         with replacing(store.folder / file) as aside:
-            text = specification_toml(from_mapping(about["device_spec"]), f"device of {RECORDS}")
-            aside.write_text(text, encoding="utf-8")
+            aside.write_text(specification_toml(spec, f"device of {RECORDS}"), encoding="utf-8")
     local_cpu = any(c.kind == "llvm" and c.cores for c in configurations)
     missing = store.count_programs() * len(described) - len(store.measured(list(described), FIRST))
     faults = [f"Not finished: {missing:,} measurements are missing."] if missing else []
@@ -98,23 +107,6 @@ def how_measured(timing: TimingSettings, local_cpu: bool) -> tuple[str, ...]:
             else ()
         ),
     )
-
-
-def _rows(
-    measurements: Sequence[StoredMeasurement],
-    programs: dict[str, StoredProgram],
-    described: dict[str, dict[str, Any]],
-    max_spread: float,
-) -> Iterator[Measurement]:
-    from importlib.metadata import version
-
-    specs = {name: from_mapping(entry["device_spec"]) for name, entry in described.items()}
-    for m in measurements:
-        about = described[m.device]
-        conditions = {name: about[name] for name in ("target", "threads", "affinity")}
-        # The version that built the programs: an archive records it, else this installation.
-        conditions["tvm"] = about.get("tvm") or version("apache-tvm")
-        yield program_record(programs[m.program], m, conditions, max_spread, specs[m.device])
 
 
 def program_record(

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -73,7 +74,7 @@ def find_timing_device(on: str, device: str | DeviceSpec | None = None, threads:
         raise MeasurementError(f"cannot measure on {on!r}", hint="use cpu, cuda or cuda:N")
     spec = load_device(device) if isinstance(device, str) else device
     if where.type == "cuda":
-        return _cuda_place(where, spec)
+        return _cuda_device(where, spec)
     cores = len(available_cores())
     count = threads or (min(spec.compute_units, cores) if spec is not None else cores)
     if count > cores:
@@ -86,7 +87,7 @@ def find_timing_device(on: str, device: str | DeviceSpec | None = None, threads:
     return TimingDevice(where, cpu, count)
 
 
-def _cuda_place(where: torch.device, spec: DeviceSpec | None) -> TimingDevice:
+def _cuda_device(where: torch.device, spec: DeviceSpec | None) -> TimingDevice:
     number = where.index or 0
     if not torch.cuda.is_available() or number >= torch.cuda.device_count():
         seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -127,11 +128,11 @@ def _check_cpu(spec: DeviceSpec) -> None:
         )
 
 
-def free_bytes(place: TimingDevice) -> float:
+def free_bytes(timing_device: TimingDevice) -> float:
     """Return the free memory of the device in bytes."""
-    if place.torch_device.type == "cuda":
+    if timing_device.torch_device.type == "cuda":
         torch.cuda.empty_cache()  # frees the cache of the last program
-        return float(torch.cuda.mem_get_info(place.torch_device)[0])
+        return float(torch.cuda.mem_get_info(timing_device.torch_device)[0])
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
         for line in meminfo.read_text().splitlines():
@@ -140,18 +141,18 @@ def free_bytes(place: TimingDevice) -> float:
     return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
-def matrix_types(place: TimingDevice) -> tuple[str, ...]:
+def matrix_types(timing_device: TimingDevice) -> tuple[str, ...]:
     """Return the element types with matrix instructions on the device, float32 first.
 
     Other types run with conversions or scalar instructions, which do not show the device's peak rate.
     """
-    if place.torch_device.type == "cuda":
-        capability = torch.cuda.get_device_capability(place.torch_device)
+    if timing_device.torch_device.type == "cuda":
+        capability = torch.cuda.get_device_capability(timing_device.torch_device)
         types = [("float16", (7, 0)), ("bfloat16", (8, 0)), ("int8", (7, 5))]
         return ("float32", *(name for name, least in types if capability >= least))
     if platform.system() != "Linux":
         return ("float32",)
-    flags = read_linux(available_cores()[-place.threads :]).flags
+    flags = read_linux(available_cores()[-timing_device.threads :]).flags
     return ("float32", "bfloat16") if flags & {"amx_bf16", "avx512_bf16", "bf16"} else ("float32",)
 
 
@@ -160,7 +161,7 @@ class LibraryTimer:
 
     Parameters
     ----------
-    place : TimingDevice
+    timing_device : TimingDevice
     protocol : {"eager", "graph", "kernel"}
     settings : TimingSettings
     memory_bytes : float, optional
@@ -174,19 +175,19 @@ class LibraryTimer:
 
     def __init__(
         self,
-        place: TimingDevice,
+        timing_device: TimingDevice,
         protocol: str,
         settings: TimingSettings | None = None,
         memory_bytes: float | None = None,
     ) -> None:
         if protocol not in EVALUATORS:
             raise MeasurementError(f"unknown protocol {protocol!r}", hint="one of: " + ", ".join(EVALUATORS))
-        if protocol != "eager" and place.torch_device.type != "cuda":
+        if protocol != "eager" and timing_device.torch_device.type != "cuda":
             raise MeasurementError(
                 f"a CPU does not support the protocol {protocol!r} for library calls",
                 hint="use --protocol eager; on a CPU it adds about a microsecond to the kernel",
             )
-        self.place, self.protocol = place, protocol
+        self.timing_device, self.protocol = timing_device, protocol
         self.settings = settings or TimingSettings()
         self._memory_bytes = memory_bytes
 
@@ -194,8 +195,8 @@ class LibraryTimer:
     def ready(self) -> Iterator[LibraryTimer]:
         """Set up PyTorch for measuring, and restore it afterwards."""
         threads = torch.get_num_threads()
-        if self.place.torch_device.type == "cpu":
-            torch.set_num_threads(self.place.threads)
+        if self.timing_device.torch_device.type == "cpu":
+            torch.set_num_threads(self.timing_device.threads)
         try:
             with torch.inference_mode():
                 yield self
@@ -210,9 +211,9 @@ class LibraryTimer:
         MeasurementError
             The operator does not fit into memory, or PyTorch cannot run it.
         """
-        limit = MEMORY_SHARE * free_bytes(self.place)
+        limit = MEMORY_SHARE * free_bytes(self.timing_device)
         limit = limit if self._memory_bytes is None else min(limit, self._memory_bytes)
-        needed = needed_bytes(spec, gpu=self.place.torch_device.type == "cuda")
+        needed = needed_bytes(spec, gpu=self.timing_device.torch_device.type == "cuda")
         if needed > limit:
             raise MeasurementError(
                 f"{spec.text()} needs {needed / 2**30:.2f} GiB, and {limit / 2**30:.2f} GiB may be used",
@@ -221,9 +222,9 @@ class LibraryTimer:
         fields = spec.canonical()
         try:
             with precision(fields):
-                call = make_call(fields, Tensors(self.place.torch_device))
+                call = make_call(fields, Tensors(self.timing_device.torch_device))
                 call()  # the first call selects a kernel and allocates workspaces, which is not timed
-                return time_program(EVALUATORS[self.protocol](call, self.place.torch_device), self.settings)
+                return time_program(EVALUATORS[self.protocol](call, self.timing_device.torch_device), self.settings)
         except CallError as error:
             raise MeasurementError(str(error), hint=_HINT) from None
         except (RuntimeError, NotImplementedError) as error:
@@ -236,33 +237,30 @@ class LibraryTimer:
 
     def record(self, spec: OperatorSpec, source: str) -> Measurement:
         """Time one operator and return a record; a failure is part of the record."""
-        place = self.place
+        timing_device = self.timing_device
         provenance = {
             "measured_with": f"torch {torch.__version__}",
-            "measured_on": str(place.torch_device),
-            "threads": str(place.threads) if place.torch_device.type == "cpu" else "",
+            "measured_on": str(timing_device.torch_device),
+            "threads": str(timing_device.threads) if timing_device.torch_device.type == "cpu" else "",
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
         }
-        timing: Timing | None = None
-        failure = ""
+        outcome: dict[str, Any]
         try:
             timing = self.time(spec)
+            noisy = UNSTABLE if timing.spread > self.settings.max_spread else ""
+            outcome = {"latency_s": timing.latency_s, "repeats_s": timing.repeats_s, "excluded_reason": noisy}
         except MeasurementError as error:
-            failure = error.message
-        noisy = timing is not None and timing.spread > self.settings.max_spread
+            outcome = {"latency_s": None, "failure": error.message}
         return Measurement(
             program=spec.text(),
             program_kind="operator",
             program_hash=spec.hash(),
-            device=place.device.name,
-            device_spec=place.device,
-            latency_s=None if timing is None else timing.latency_s,
-            repeats_s=() if timing is None else timing.repeats_s,
+            device=timing_device.device.name,
+            device_spec=timing_device.device,
             backend="library",
             protocol=self.protocol,
             framework="pytorch",
             source=source,
-            excluded_reason=UNSTABLE if noisy else "",
-            failure=failure,
             provenance=provenance,
+            **outcome,
         )

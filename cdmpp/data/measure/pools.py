@@ -68,12 +68,15 @@ class WorkerSettings:
 class Outcome:
     """Result of one task: a value, or a reason of failure.
 
-    ``transient`` is True if the task did not cause the failure and may be tried again.
+    ``transient`` is True if the task did not cause the failure and may be tried again. ``error`` is an expected error
+    of the function, with class and hint; if ``unready``, of the worker's preparation: it cannot run any task.
     """
 
     value: Any = None
     failure: str = ""
     transient: bool = False
+    error: CdmppError | None = field(default=None, compare=False)
+    unready: bool = field(default=False, compare=False)
 
 
 class WorkerPool:
@@ -129,10 +132,10 @@ class WorkerPool:
         CdmppError
             ``prepare`` failed, or a requirement is missing.
         """
-        for report in self._reports(function, tasks):
-            if isinstance(report.error, _NOT_OF_A_TASK):
-                raise report.error
-            yield report.outcome
+        for outcome in self._outcomes(function, tasks):
+            if isinstance(outcome.error, _NOT_OF_A_TASK):
+                raise outcome.error
+            yield outcome
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run one call; a failure raises.
@@ -144,15 +147,15 @@ class WorkerPool:
         CdmppError
             Expected errors of the function; see also :meth:`run`.
         """
-        (report,) = self._reports(function, [arguments])
-        if report.error is not None:
-            raise report.error
-        if report.outcome.failure:
+        (outcome,) = self._outcomes(function, [arguments])
+        if outcome.error is not None:
+            raise outcome.error
+        if outcome.failure:
             limits = f"a worker may take {self.settings.time_limit_s:g} s"
             if self.settings.memory_bytes:
                 limits += f" and {self.settings.memory_bytes / 2**30:.3g} GiB"
-            raise MeasurementError(report.outcome.failure, hint=f"{limits}; {self._where_to_look()}")
-        return report.outcome.value
+            raise MeasurementError(outcome.failure, hint=f"{limits}; {self._where_to_look()}")
+        return outcome.value
 
     def start(self) -> None:
         """Begin to start the workers now instead of at the first task."""
@@ -179,7 +182,7 @@ class WorkerPool:
             if time.monotonic() > end:
                 self._give_up()
 
-    def _reports(self, function: Callable[..., Any], tasks: Iterable[Sequence[Any]]) -> Iterator[Report]:
+    def _outcomes(self, function: Callable[..., Any], tasks: Iterable[Sequence[Any]]) -> Iterator[Outcome]:
         calls = [(function, tuple(task)) for task in tasks]
         self._started = self._started or bool(calls)
         pool, futures = self._pool, [self._schedule(call) for call in calls]
@@ -198,10 +201,10 @@ class WorkerPool:
                         future if _done(future) else self._schedule(call)
                         for future, call in zip(futures, calls, strict=True)
                     ]
-                report = self._report(futures[index])
-                if report.unready is not None:
-                    raise report.unready
-                yield report
+                outcome = self._outcome(futures[index])
+                if outcome.unready and outcome.error is not None:
+                    raise outcome.error
+                yield outcome
         finally:
             for future in futures:
                 future.cancel()
@@ -242,16 +245,16 @@ class WorkerPool:
                 break
         return _done(futures[index])
 
-    def _report(self, future: Future[Any]) -> Report:
+    def _outcome(self, future: Future[Any]) -> Outcome:
         try:
-            report: Report = future.result()
+            outcome: Outcome = future.result()
         except FutureTimeoutError:
-            return failed(f"timeout: longer than {self.settings.time_limit_s:g} s")
+            return Outcome(failure=f"timeout: longer than {self.settings.time_limit_s:g} s")
         except ProcessExpired as died:
-            return failed(f"crash: {_cause(died.exitcode)}")
+            return Outcome(failure=f"crash: {_cause(died.exitcode)}")
         except Exception as error:  # arguments or a value that cannot be pickled
-            return failed(f"error: {last_line(error)}")
-        return report
+            return Outcome(failure=f"error: {last_line(error)}")
+        return outcome
 
     def _give_up(self) -> NoReturn:
         raise MeasurementError(
@@ -262,17 +265,6 @@ class WorkerPool:
 
     def _where_to_look(self) -> str:
         return f"its output is {'in ' + self.settings.log if self.settings.log else 'on the terminal'}"
-
-
-@dataclass(frozen=True)
-class Report:
-    """Message from a worker; it can always be unpickled, because a failure to do so would end the pool."""
-
-    outcome: Outcome
-    #: Expected error of the function, with class and hint.
-    error: CdmppError | None = None
-    #: Error of the worker's preparation; it cannot run any task.
-    unready: CdmppError | None = None
 
 
 def begin(parent: int, settings: WorkerSettings, prepare: Callable[..., None] | None, arguments: Sequence[Any]) -> None:
@@ -333,17 +325,17 @@ def _end_group(*_: object) -> None:
     os.killpg(os.getpid(), signal.SIGKILL)
 
 
-def perform(function: Callable[..., Any], arguments: Sequence[Any]) -> Report:
-    """Run one task in a worker."""
+def perform(function: Callable[..., Any], arguments: Sequence[Any]) -> Outcome:
+    """Run one task in a worker. Every outcome can be unpickled: a failure to do so would end the pool."""
     if _unready is not None:
-        return Report(Outcome(failure=_unready.message, transient=True), unready=_unready)
+        return Outcome(failure=_unready.message, transient=True, error=_unready, unready=True)
     try:
-        return Report(Outcome(function(*arguments)))
+        return Outcome(function(*arguments))
     except CdmppError as error:
         transient = isinstance(error, MeasurementError) and error.transient
-        return Report(Outcome(failure=f"{error.code}: {error.message}", transient=transient), error)
+        return Outcome(failure=f"{error.code}: {error.message}", transient=transient, error=error)
     except BaseException as error:  # TVM and LLVM raise many kinds of errors
-        return failed(_memory() if _is_memory(error) else f"error: {last_line(error)}")
+        return Outcome(failure=_memory() if _is_memory(error) else f"error: {last_line(error)}")
 
 
 def _is_memory(error: BaseException) -> bool:
@@ -365,10 +357,6 @@ def last_line(error: BaseException) -> str:
     kept = [line for line in lines if not line.startswith(("File ", "-->", "^", "Traceback"))] or lines
     last = kept[-1] if kept else type(error).__name__
     return next((line for line in reversed(kept) if "rror" in line), last)[:300]
-
-
-def failed(reason: str) -> Report:
-    return Report(Outcome(failure=reason))
 
 
 @contextlib.contextmanager

@@ -11,14 +11,13 @@ import platform
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cdmpp.data.measure.board import MACHINE, Tracker, no_server, parse_tracker
-from cdmpp.data.measure.building import Library, import_tvm_alone
+from cdmpp.data.measure.board import MACHINE, Tracker, no_server
+from cdmpp.data.measure.building import Library, host_triple, import_tvm_alone
 from cdmpp.data.measure.pools import Outcome, WorkerPool, WorkerSettings
 from cdmpp.data.measure.settings import CollectSettings
 from cdmpp.data.measure.targets import Configuration
@@ -33,26 +32,8 @@ _FAMILIES = {"x86": ("x86", "amd64", "i386", "i486", "i586", "i686"), "ARM": ("a
 _BIG_CORES = 1  # tvm::runtime::threading::ThreadGroup::AffinityMode
 
 
-def remote_timers(tracker: str, key: str) -> Callable[[Configuration, CollectSettings], RemoteTimers]:
-    """Return a function that makes :class:`RemoteTimers`, for :func:`cdmpp.data.measure.collect.collect`.
-
-    Parameters
-    ----------
-    tracker : str
-        ``HOST:PORT``.
-    key : str
-    """
-    return partial(RemoteTimers, parse_tracker(tracker, key))
-
-
 class RemoteTimers:
     """One worker per server with the key; see :class:`cdmpp.data.measure.timers.Timers`.
-
-    Parameters
-    ----------
-    tracker : Tracker
-    configuration : Configuration
-    settings : CollectSettings
 
     Raises
     ------
@@ -79,7 +60,8 @@ class RemoteTimers:
             environment={"TVM_USE_RUNTIME_LIB": "1", "TVM_NUM_THREADS": "1"},
             log=settings.log,
         )
-        kinds = (configuration.device_kind, _processor(configuration))
+        processor = host_triple(configuration.target).split("-")[0] or platform.machine()
+        kinds = (configuration.device_kind, processor)
         about = (configuration.threads, settings.time_limit_s, settings.timing)
         self._pool = WorkerPool(workers, limits, _prepare, (tracker, *kinds, *about))
 
@@ -216,13 +198,6 @@ class _RemoteTimer:
         )
 
 
-def _processor(configuration: Configuration) -> str:
-    """Return the processor of the host code: from the target's triple, else this machine's."""
-    host = configuration.target.get("host", configuration.target)
-    triple = host.get("mtriple", "") if isinstance(host, Mapping) else ""
-    return str(triple).split("-")[0] or platform.machine()
-
-
 def _family(processor: str) -> str:
     name = processor.casefold()
     return next((family for family, heads in _FAMILIES.items() if name.startswith(heads)), name)
@@ -237,18 +212,15 @@ def _alive(session: Any) -> bool:
     return True
 
 
-_timer: _RemoteTimer | None = None
+#: The timer of a worker; :func:`_prepare` makes it.
+_timer: _RemoteTimer
 
 
-def _prepare(
-    tracker: Tracker, kind: str, processor: str, threads: int, time_limit_s: float, timing: TimingSettings
-) -> None:
+def _prepare(*arguments: Any) -> None:
     global _timer
     import_tvm_alone()
-    _timer = _RemoteTimer(tracker, kind, processor, threads, time_limit_s, timing)
+    _timer = _RemoteTimer(*arguments)
 
 
 def _time_remotely(library: str, arguments: Arguments) -> TimedRun:
-    if _timer is None:
-        raise RuntimeError("_prepare was not called in this process")
     return _timer.time(library, arguments)

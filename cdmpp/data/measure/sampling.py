@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cdmpp.data.measure.building import main_module
 from cdmpp.errors import MissingDependencyError, install_hint
 from cdmpp.programs.frontends.imports import import_intrinsics
 from cdmpp.programs.tvm_json import find_prim_func, load, structural_hash
@@ -77,7 +78,7 @@ def tune_context(tvm_json: str, target: Mapping[str, Any], seed: int, strategy: 
     from tvm.s_tir import meta_schedule as ms
 
     context = ms.TuneContext(
-        _module(tvm_json),
+        main_module(tvm_json),
         target=tvm.target.Target(dict(target)),
         space_generator="post-order-apply",
         search_strategy=strategy,
@@ -99,7 +100,7 @@ def default_program(tvm_json: str, task_hash: str, target: Mapping[str, Any]) ->
 
     # TVM's DefaultGPUSchedule refuses functions of several blocks ("Duplicated block name root").
     with tvm.target.Target(dict(target)):
-        bound = dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(_module(tvm_json))
+        bound = dlight.ApplyDefaultSchedule(dlight.gpu.Fallback())(main_module(tvm_json))
     return scheduled_program(bound, "default")
 
 
@@ -134,6 +135,7 @@ def sample_programs(
     if count == 0:  # without a design space, which some tasks do not have
         return [default]
     import tvm_ffi
+    from tvm.s_tir import meta_schedule as ms
 
     context, spaces = tune_context(tvm_json, target, task_seed(task_hash, seed))
     strategy = context.search_strategy
@@ -152,7 +154,9 @@ def sample_programs(
                 program = scheduled_program(candidate.sch.mod, "sampled")
                 programs.setdefault(program.hash, program)
         idle = idle + 1 if len(programs) == before else 0
-        strategy.notify_runner_results(candidates, _no_results(len(candidates)))
+        # Placeholder results: replay-trace only counts them.
+        results = [ms.runner.RunnerResult([1.0], None) for _ in candidates]
+        strategy.notify_runner_results(candidates, results)
     return list(programs.values())
 
 
@@ -167,7 +171,7 @@ def irregular_programs(tvm_json: str, task_hash: str, count: int, seed: int) -> 
     draw = random.Random(task_seed(task_hash, seed))
     programs: dict[str, SampledProgram] = {}
     for _ in range(4 * count):
-        schedule = Schedule(_module(tvm_json), seed=1)
+        schedule = Schedule(main_module(tvm_json), seed=1)
         root = schedule.get_sblock("root")
         for block in schedule.get_child_blocks(root):
             _rearrange(schedule, block, draw)
@@ -217,13 +221,6 @@ def _rearrange(schedule: Any, block: Any, draw: random.Random) -> None:
     apply(0.3, schedule.decompose_reduction, block, draw.choice(loops()))
 
 
-def _module(tvm_json: str) -> Any:
-    import tvm
-
-    function = tvm.ir.load_json(tvm_json)
-    return tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
-
-
 def scheduled_program(module: Any, origin: str) -> SampledProgram:
     """Return the function ``main`` of a scheduled module."""
     import tvm
@@ -237,13 +234,6 @@ def task_seed(task_hash: str, seed: int) -> int:
     """Derive a seed for a task: positive and below 2^31, as TVM requires."""
     digest = hashlib.sha256(f"{seed}\0{task_hash}".encode()).digest()
     return int.from_bytes(digest[:4], "big") % (2**31 - 1) + 1
-
-
-def _no_results(count: int) -> list[Any]:
-    """Placeholder results: replay-trace only counts them."""
-    from tvm.s_tir import meta_schedule as ms
-
-    return [ms.runner.RunnerResult([1.0], None) for _ in range(count)]
 
 
 class Search:
@@ -301,7 +291,8 @@ class Search:
         self._context.search_strategy.notify_runner_results(self._candidates, results)
 
 
-_search: Search | None = None
+#: The search of a worker; :func:`begin_search` makes it.
+_search: Search
 
 
 def prepare_search(kind: str) -> None:
@@ -326,7 +317,5 @@ def begin_search(
 
 def continue_search(latencies_s: Sequence[float | None]) -> list[SampledProgram]:
     """Report the latencies of the last round; return the next one."""
-    if _search is None:
-        raise RuntimeError("no search has begun in this process")
     _search.learn(latencies_s)
     return _search.propose()

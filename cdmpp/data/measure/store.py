@@ -61,6 +61,8 @@ CREATE TABLE IF NOT EXISTS built (
     PRIMARY KEY (program, target));
 """
 
+#: The names of a list that is passed as JSON.
+_LISTED = "(SELECT value FROM json_each(?))"
 #: Tables of a store that define the programs to measure, and the copied columns.
 _TABLES = {
     "networks": "name, unsupported",
@@ -188,6 +190,10 @@ class Store:
                 raise
             self._db.execute("COMMIT")
 
+    def _write(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        with self.transaction():
+            self._db.executemany(statement, rows)
+
     # Settings
 
     def settle(self, settings: Mapping[str, Any]) -> None:
@@ -206,8 +212,7 @@ class Store:
                     f"{self.folder} was started with {key} = {known[key]}, not {value}",
                     hint="use the same options to resume, or another --out",
                 )
-        with self.transaction():
-            self._db.executemany("INSERT OR IGNORE INTO meta VALUES (?, ?)", given.items())
+        self._write("INSERT OR IGNORE INTO meta VALUES (?, ?)", given.items())
 
     def forget_settings(self) -> None:
         """Remove the settings of :meth:`settle` if the folder has no program yet."""
@@ -227,11 +232,8 @@ class Store:
 
     def remember_devices(self, described: Mapping[str, Mapping[str, Any]]) -> None:
         """Store the descriptions of devices; an earlier description of a name stays."""
-        with self.transaction():
-            self._db.executemany(
-                "INSERT OR IGNORE INTO devices VALUES (?, ?)",
-                [(name, json.dumps(about, sort_keys=True)) for name, about in described.items()],
-            )
+        rows = [(name, json.dumps(about, sort_keys=True)) for name, about in described.items()]
+        self._write("INSERT OR IGNORE INTO devices VALUES (?, ?)", rows)
 
     # Networks and tasks
 
@@ -268,36 +270,31 @@ class Store:
             tasks.setdefault(network, []).append(task)
         return tasks
 
-    def task_names(self) -> dict[str, str]:
-        """Return the name of each task by hash."""
-        return dict(self._db.execute("SELECT hash, name FROM tasks ORDER BY rowid"))
-
-    def task_program(self, task: str) -> str:
-        """Return the unscheduled program of a task, as TVM JSON."""
-        return _unpack(self._db.execute("SELECT program FROM tasks WHERE hash = ?", (task,)).fetchone()[0])
+    def tasks(self) -> list[tuple[str, str, str]]:
+        """Return all tasks: hash, name, and the unscheduled program as TVM JSON."""
+        return self._tasks("?", True)
 
     def unsampled(self, count: int) -> list[tuple[str, str, str]]:
         """Return the tasks (hash, name, TVM JSON) with fewer than ``count`` sampled schedules."""
-        rows = self._db.execute(
-            "SELECT hash, name, program FROM tasks WHERE sampled < ? AND failure = '' ORDER BY rowid", (count,)
-        )
-        return [(digest, name, _unpack(blob)) for digest, name, blob in rows]
+        return self._tasks("sampled < ? AND failure = ''", count)
 
-    def add_programs(self, task: str, programs: Sequence[SampledProgram], drawn: int | None) -> None:
+    def add_programs(
+        self, task: str, programs: Sequence[SampledProgram], drawn: int | None, *, failure: str = ""
+    ) -> None:
         """Store programs of a task; known programs stay unchanged.
 
-        ``drawn``: number of requested schedules; None for programs of a search.
+        ``drawn``: number of requested schedules; None for programs of a search. ``failure``: why the task has no
+        schedules but its default.
         """
         with self.transaction():
-            have = self._db.execute("SELECT COUNT(*) FROM programs WHERE task = ?", (task,)).fetchone()[0]
-            offset = 0 if drawn is not None else have
-            for position, program in enumerate(programs):
-                self._db.execute(
-                    "INSERT OR IGNORE INTO programs VALUES (?, ?, ?, ?, ?)",
-                    (program.hash, task, program.origin, offset + position, _pack(program.tvm_json)),
-                )
+            count = "SELECT COUNT(*) FROM programs WHERE task = ?"
+            start = 0 if drawn is not None else self._db.execute(count, (task,)).fetchone()[0]
+            self._db.executemany(
+                "INSERT OR IGNORE INTO programs VALUES (?, ?, ?, ?, ?)",
+                [(p.hash, task, p.origin, i, _pack(p.tvm_json)) for i, p in enumerate(programs, start)],
+            )
             if drawn is not None:
-                self._db.execute("UPDATE tasks SET sampled = ? WHERE hash = ?", (drawn, task))
+                self._db.execute("UPDATE tasks SET sampled = ?, failure = ? WHERE hash = ?", (drawn, failure, task))
 
     def add_given(self, programs: Sequence[StoredProgram]) -> None:
         """Store programs in the given order, and their tasks, for which no schedules are drawn."""
@@ -326,49 +323,33 @@ class Store:
 
         Tasks with a single schedule are omitted, because there is nothing to search.
         """
-        rows = self._db.execute(
-            """SELECT hash, name, program FROM tasks t WHERE tuned < ? AND failure = ''
-               AND (SELECT COUNT(*) FROM programs p WHERE p.task = t.hash) > 2 ORDER BY rowid""",
-            (trials,),
-        )
-        return [(digest, name, _unpack(blob)) for digest, name, blob in rows]
+        several = "(SELECT COUNT(*) FROM programs p WHERE p.task = t.hash) > 2"
+        return self._tasks(f"tuned < ? AND failure = '' AND {several}", trials)
+
+    def _tasks(self, condition: str, number: int) -> list[tuple[str, str, str]]:
+        query = f"SELECT hash, name, program FROM tasks t WHERE {condition} ORDER BY rowid"
+        return [(digest, name, _unpack(blob)) for digest, name, blob in self._db.execute(query, (number,))]
 
     def tuned(self, task: str, trials: int) -> None:
         """Mark a task's search as completed."""
-        with self.transaction():
-            self._db.execute("UPDATE tasks SET tuned = ? WHERE hash = ?", (trials, task))
+        self._write("UPDATE tasks SET tuned = ? WHERE hash = ?", [(trials, task)])
 
     def latencies(self, programs: Sequence[str], device: str) -> dict[str, float]:
         """Return the first measurements of programs on a device in seconds, without failed ones."""
-        marks = ",".join("?" * len(programs))
-        rows = self._db.execute(
-            f"""SELECT program, latency_s FROM measurements WHERE turn = {FIRST} AND failure = ''
-                AND device = ? AND program IN ({marks})""",
-            (device, *programs),
-        )
-        return dict(rows)
-
-    def fail_task(self, task: str, reason: str) -> None:
-        """Mark a task whose schedules cannot be sampled."""
-        with self.transaction():
-            self._db.execute("UPDATE tasks SET failure = ? WHERE hash = ?", (reason, task))
+        query = f"""SELECT program, latency_s FROM measurements WHERE turn = {FIRST} AND failure = ''
+            AND device = ? AND program IN {_LISTED}"""
+        return dict(self._db.execute(query, (device, json.dumps(programs))))
 
     # Built programs of jobs for other machines
 
-    def built(self) -> set[tuple[str, str]]:
-        """Return the (program, target) of :meth:`add_built`."""
-        return set(self._db.execute("SELECT program, target FROM built"))
+    def built(self) -> dict[tuple[str, str], tuple[dict[str, Any], bytes]]:
+        """Return facts and code of :meth:`add_built` by program and target."""
+        rows = self._db.execute("SELECT program, target, facts, code FROM built")
+        return {(program, target): (json.loads(facts), code) for program, target, facts, code in rows}
 
     def add_built(self, program: str, target: str, facts: Mapping[str, Any], code: bytes = b"") -> None:
         """Store a built program: facts about it, and its code if that is no file."""
-        with self.transaction():
-            self._db.execute("INSERT INTO built VALUES (?, ?, ?, ?)", (program, target, json.dumps(facts), code))
-
-    def built_program(self, program: str, target: str) -> tuple[dict[str, Any], bytes]:
-        """Return what :meth:`add_built` stored."""
-        query = "SELECT facts, code FROM built WHERE program = ? AND target = ?"
-        facts, code = self._db.execute(query, (program, target)).fetchone()
-        return json.loads(facts), code
+        self._write("INSERT INTO built VALUES (?, ?, ?, ?)", [(program, target, json.dumps(facts), code)])
 
     # Measurements
 
@@ -378,18 +359,15 @@ class Store:
         The order interleaves tasks: a partial collection has schedules of every task, and the measurements of
         a task are spread over time.
         """
-        marks = ",".join("?" * len(devices))
         return self._programs(
             f"""WHERE (SELECT COUNT(*) FROM measurements m WHERE m.program = p.hash AND m.turn = {FIRST}
-                AND m.device IN ({marks})) < {len(devices)} ORDER BY p.position, t.rowid LIMIT {limit}""",
-            tuple(devices),
+                AND m.device IN {_LISTED}) < {len(devices)} ORDER BY p.position, t.rowid LIMIT {limit}""",
+            devices,
         )
 
     def programs(self, hashes: Iterable[str]) -> list[StoredProgram]:
         """Return programs by hash."""
-        wanted = tuple(hashes)
-        marks = ",".join("?" * len(wanted))
-        return self._programs(f"WHERE p.hash IN ({marks}) ORDER BY p.position, t.rowid", wanted)
+        return self._programs(f"WHERE p.hash IN {_LISTED} ORDER BY p.position, t.rowid", list(hashes))
 
     def count_programs(self) -> int:
         """Return the number of programs."""
@@ -397,47 +375,39 @@ class Store:
 
     def all_programs(self) -> Iterator[StoredProgram]:
         """Yield all programs, grouped by task."""
-        yield from self._programs("ORDER BY t.rowid, p.position", ())
+        yield from self._programs("ORDER BY t.rowid, p.position")
 
     def add_measurements(self, measurements: Iterable[StoredMeasurement]) -> None:
         """Store measurements; an earlier one of the same program, device and turn stays."""
-        with self.transaction():
-            self._db.executemany(
-                "INSERT OR IGNORE INTO measurements VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [(m.program, m.device, m.turn, json.dumps(m.repeats_s), *astuple(m)[4:]) for m in measurements],
-            )
+        rows = [(*astuple(m)[:3], json.dumps(m.repeats_s), *astuple(m)[4:]) for m in measurements]
+        self._write("INSERT OR IGNORE INTO measurements VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
     def measurements(self, turn: int | None = None) -> Iterator[StoredMeasurement]:
         """Yield all measurements, or those of one turn."""
-        where, values = ("", ()) if turn is None else ("WHERE turn = ?", (turn,))
-        rows = self._db.execute(f"SELECT * FROM measurements {where} ORDER BY rowid", values)
+        rows = self._db.execute("SELECT * FROM measurements WHERE turn = ifnull(?, turn) ORDER BY rowid", (turn,))
         for program, device, at, repeats, *rest in rows:
             yield StoredMeasurement(program, device, at, tuple(json.loads(repeats)), *rest)
 
     def once_measured(self, devices: Sequence[str]) -> list[tuple[str, str, float]]:
         """Return (program, device, Unix time) of successful first measurements without a second one."""
-        marks = ",".join("?" * len(devices))
-        rows = self._db.execute(
-            f"""SELECT program, device, measured_at FROM measurements m WHERE turn = {FIRST} AND failure = ''
-                AND once = 0 AND device IN ({marks}) AND NOT EXISTS (SELECT 1 FROM measurements s WHERE
-                s.program = m.program AND s.device = m.device AND s.turn = {SECOND})""",
-            tuple(devices),
-        )
-        return list(rows)
+        query = f"""SELECT program, device, measured_at FROM measurements m WHERE turn = {FIRST} AND failure = ''
+            AND once = 0 AND device IN {_LISTED} AND NOT EXISTS (SELECT 1 FROM measurements s WHERE
+            s.program = m.program AND s.device = m.device AND s.turn = {SECOND})"""
+        return list(self._db.execute(query, (json.dumps(devices),)))
 
     def measured(self, devices: Sequence[str], turn: int) -> set[tuple[str, str]]:
         """Return (program, device) of all measurements of a turn, including failed ones."""
-        marks = ",".join("?" * len(devices))
-        query = f"SELECT program, device FROM measurements WHERE turn = ? AND device IN ({marks})"
-        return set(self._db.execute(query, (turn, *devices)))
+        query = f"SELECT program, device FROM measurements WHERE turn = ? AND device IN {_LISTED}"
+        return set(self._db.execute(query, (turn, json.dumps(devices))))
 
-    def _programs(self, rest: str, values: Sequence[Any]) -> list[StoredProgram]:
+    def _programs(self, rest: str, names: Sequence[str] | None = None) -> list[StoredProgram]:
+        """Return programs; ``rest`` ends the query, and ``names`` is what it lists."""
         rows = self._db.execute(
             f"""SELECT p.hash, p.task, t.name, p.origin, p.program,
                 (SELECT GROUP_CONCAT(network, ';') FROM
                     (SELECT network FROM network_tasks n WHERE n.task = p.task ORDER BY network))
                 FROM programs p JOIN tasks t ON t.hash = p.task {rest}""",
-            values,
+            () if names is None else (json.dumps(names),),
         )
         return [
             StoredProgram(digest, task, name, tuple((networks or "").split(";")), origin, _unpack(blob))
@@ -481,7 +451,7 @@ def disk_errors(file: Path) -> Iterator[None]:
         yield
     except sqlite3.OperationalError as error:
         if "full" in str(error):
-            raise _full(folder) from None
+            raise DataError(_FULL.format(folder), hint=_MAKE_ROOM) from None
         raise DataError(f"{file}: {error}", hint="check that the disk is neither full nor read-only") from None
     except sqlite3.IntegrityError:
         raise  # a bug in this package, not a damaged file
@@ -489,20 +459,15 @@ def disk_errors(file: Path) -> Iterator[None]:
         raise DataError(f"{file} is damaged: {error}", hint="move it away; records.parquet is not affected") from None
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise _full(folder) from None
+            raise DataError(_FULL.format(folder), hint=_MAKE_ROOM) from None
         raise DataError(f"cannot write {folder}: {error.strerror or error}", hint="choose another --out") from None
 
 
 def is_disk_full(folder: Path) -> bool:
     """Whether the disk of a folder, or of the compilers' temporary files, is full."""
-    places = (folder, Path(tempfile.gettempdir()))
-    return any(shutil.disk_usage(place).free < _ROOM_BYTES for place in places)
+    return any(shutil.disk_usage(path).free < _ROOM_BYTES for path in (folder, Path(tempfile.gettempdir())))
 
 
 def disk_full_error(folder: Path) -> MeasurementError:
     """Error for a full disk during a build, which no program has caused."""
     return MeasurementError(_FULL.format(folder), hint=_MAKE_ROOM, transient=True)
-
-
-def _full(folder: Path) -> DataError:
-    return DataError(_FULL.format(folder), hint=_MAKE_ROOM)

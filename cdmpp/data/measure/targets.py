@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cdmpp.devices.host import available_cores
+from cdmpp.devices.host import available_cores, host_device
 from cdmpp.devices.loading import from_mapping, load_device
 from cdmpp.devices.registry import family, lookup
 from cdmpp.devices.spec import DeviceSpec
@@ -79,32 +79,16 @@ class Configuration:
         return "cpu" if self.kind == "llvm" else self.kind
 
     @property
-    def target_text(self) -> str:
-        """Canonical JSON of the target."""
-        return json.dumps(self.target, sort_keys=True)
-
-    @property
     def build_key(self) -> str:
         """Key of libraries that configurations share; the number of cores affects sampling, not compiling."""
         return json.dumps({k: v for k, v in self.target.items() if k != "num-cores"}, sort_keys=True)
-
-
-@dataclass(frozen=True)
-class _Parsed:
-    target: dict[str, Any]
-    threads: int | None
-    #: Instruction set that determines name and lanes of the device; "" unless it is this CPU.
-    isa: str
-    device: DeviceSpec | None = None
-    #: Boards that a GPU's name may denote; empty if a file describes it.
-    boards: tuple[str, ...] = ()
 
 
 def describe(configuration: Configuration) -> dict[str, Any]:
     """Return the description of a configuration for its records."""
     return {
         "device_spec": configuration.device.model_dump(mode="json"),
-        "target": configuration.target_text,
+        "target": json.dumps(configuration.target, sort_keys=True),
         "threads": str(configuration.threads),
         "affinity": ",".join(map(str, configuration.cores)),
     }
@@ -157,26 +141,30 @@ def configurations(
 def _configuration(
     text: str, device: str | None, remote: bool, known: Mapping[str, Mapping[str, Any]]
 ) -> Configuration:
-    parsed = _parse(text)
-    if parsed.target["kind"] != "llvm":
+    split = _THREADS.match(text)
+    plain = (split["target"] if split else text).strip()
+    target, isa, boards = _parse(plain)
+    if target["kind"] != "llvm":
         if device is not None:
-            return Configuration(parsed.target, 1, (), load_device(device))
-        if parsed.device is None:
+            return Configuration(target, 1, (), load_device(device))
+        if not boards:
             raise InvalidDeviceError(f"the device of {text!r} is unknown", hint="name it: --device NAME or FILE.toml")
-        # The machine that measures identifies the board of the family.
-        return Configuration(parsed.target, 1, (), parsed.device, parsed.boards)
-    available = available_cores()
-    threads = parsed.threads or parsed.target.get("num-cores") or (1 if remote else len(available))
-    cores = () if remote else _pinned(threads, available)
+        # The machine that measures identifies the board of a family; a file describes one board.
+        names = () if plain.endswith((".json", ".toml")) else tuple(board.name for board in boards)
+        return Configuration(target, 1, (), boards[0], names)
+    available = len(available_cores())
+    stated = int(split["threads"]) if split else 0
+    threads = stated or target.get("num-cores") or (1 if remote else available)
+    cores = () if remote else pinned_cores(threads, f"use @1 to @{available}")
     if device is not None:
         spec = load_device(device)
-    elif parsed.isa:
+    elif isa:
         # Without further information, boards behind a tracker are assumed to equal this machine.
-        spec = this_cpu(threads, parsed.isa, known)
+        spec = this_cpu(threads, isa, known)
     else:
         raise InvalidDeviceError(f"the CPU of {text!r} is unknown", hint="describe it: --device NAME or FILE.toml")
     names = () if device is not None else (spec.name,)
-    return Configuration({**parsed.target, "num-cores": threads}, threads, cores, spec, names)
+    return Configuration({**target, "num-cores": threads}, threads, cores, spec, names)
 
 
 def this_cpu(threads: int, isa: str, known: Mapping[str, Mapping[str, Any]]) -> DeviceSpec:
@@ -185,47 +173,44 @@ def this_cpu(threads: int, isa: str, known: Mapping[str, Mapping[str, Any]]) -> 
     The device table or the resumed collection describes it; otherwise it is inspected, and its bandwidth
     measured.
     """
-    from cdmpp.devices.host import host_device
-
-    name = host_device(threads, isa, _NO_MATTER).name  # the name does not depend on the bandwidth
+    specs = {name: from_mapping(about["device_spec"]) for name, about in known.items()}
     try:
-        return lookup(name)
+        return lookup(host_device(threads, isa, _NO_MATTER).name, specs)  # the name does not depend on the bandwidth
     except UnknownDeviceError:
-        if name in known:
-            return from_mapping(known[name]["device_spec"])
         return host_device(threads, isa)
 
 
-def _pinned(threads: int, available: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the last cores, because the first one handles interrupts."""
+def pinned_cores(threads: int, hint: str) -> tuple[int, ...]:
+    """Return the last cores that this process may use, because the first one handles interrupts.
+
+    Raises
+    ------
+    InvalidDeviceError
+        There are fewer cores than threads.
+    """
+    available = available_cores()
     if not 1 <= threads <= len(available):
-        raise InvalidDeviceError(
-            f"{threads} threads, but this process may use {len(available)} cores", hint=f"use @1 to @{len(available)}"
-        )
+        raise InvalidDeviceError(f"{threads} threads, but this process may use {len(available)} cores", hint=hint)
     return available[-threads:]
 
 
-def _parse(text: str) -> _Parsed:
-    split = _THREADS.match(text)
-    threads = int(split["threads"]) if split else None
-    plain = (split["target"] if split else text).strip()
-    if plain == "native":
-        return _Parsed({"kind": "llvm", "mcpu": _host_cpu()}, threads, host_isa())
-    if plain in X86_LEVELS:
-        return _Parsed({"kind": "llvm", "mcpu": plain}, threads, X86_LEVELS[plain])
-    if plain.startswith("cuda:"):
-        boards = _boards(plain.removeprefix("cuda:"))
-        names = () if plain.endswith((".json", ".toml")) else tuple(board.name for board in boards)
-        return _Parsed(_cuda_target(boards[0]), threads, "", boards[0], names)
-    if plain.startswith("{"):
+def _parse(text: str) -> tuple[dict[str, Any], str, list[DeviceSpec]]:
+    """Return the target, the instruction set if it is this CPU, and the boards that a GPU's name may denote."""
+    if text == "native":
+        return {"kind": "llvm", "mcpu": _host_cpu()}, host_isa(), []
+    if text in X86_LEVELS:
+        return {"kind": "llvm", "mcpu": text}, X86_LEVELS[text], []
+    if text.startswith("cuda:"):
+        boards = _boards(text.removeprefix("cuda:"))
+        return _cuda_target(boards[0]), "", boards
+    content: Any = text
+    if text.startswith("{"):
         try:
-            content = parse_json(plain)
+            content = parse_json(text)
         except ValueError as error:
-            raise InvalidDeviceError(f"target {plain!r} is not JSON: {error}", hint=HINT) from None
-        target = _resolved(content)
-    else:
-        target = _resolved(plain)
-    return _Parsed(target, threads, _isa_here(target))
+            raise InvalidDeviceError(f"target {text!r} is not JSON: {error}", hint=HINT) from None
+    target = _resolved(content)
+    return target, _isa_here(target), []
 
 
 def _resolved(content: Any) -> dict[str, Any]:
@@ -234,11 +219,11 @@ def _resolved(content: Any) -> dict[str, Any]:
 
     try:
         target = tvm.target.Target(content)
-        found: dict[str, Any] = json.loads(str(target))
+        fields: dict[str, Any] = json.loads(str(target))
     except Exception as error:  # TVM raises many kinds of errors
         line = str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
         raise InvalidDeviceError(f"TVM does not accept the target {content!r}: {line[:200]}", hint=HINT) from None
-    return {k: v for k, v in found.items() if k not in ("keys", "tag") and v not in ("", [])}
+    return {k: v for k, v in fields.items() if k not in ("keys", "tag") and v not in ("", [])}
 
 
 def _host_cpu() -> str:
@@ -249,15 +234,21 @@ def _host_cpu() -> str:
 
 def host_isa() -> str:
     """Return the widest instruction set of this machine, as in :data:`X86_LEVELS`, or "neon"."""
-    import tvm
-
-    features = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
-    for feature, isa in _FEATURES:
-        if feature in features and bool(features[feature]):
-            return isa
+    if isa := _widest(_host_features()):
+        return isa
     raise MeasurementError(
         f"no known vector instructions on {_host_cpu()}", hint="describe it: --target JSON --device FILE.toml"
     )
+
+
+def _widest(features: Collection[str]) -> str:
+    return next((isa for feature, isa in _FEATURES if feature in features), "")
+
+
+def _host_features() -> set[str]:
+    import tvm
+
+    return {name for name, present in tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")().items() if present}
 
 
 def _isa_here(target: Mapping[str, Any]) -> str:
@@ -266,22 +257,18 @@ def _isa_here(target: Mapping[str, Any]) -> str:
         return ""
     import tvm
 
-    compiled = tvm.get_global_func("target.llvm_get_cpu_features")(tvm.target.Target(dict(target)))
-    here = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
-    for feature, isa in _FEATURES:
-        if feature in compiled:
-            return isa if feature in here and bool(here[feature]) else ""
-    return ""
+    isa = _widest(tvm.get_global_func("target.llvm_get_cpu_features")(tvm.target.Target(dict(target))))
+    return isa if isa in {name for feature, name in _FEATURES if feature in _host_features()} else ""
 
 
 def _boards(name: str) -> list[DeviceSpec]:
     # A family such as a100 has several boards of one architecture, which share a target.
-    found = [lookup(board) for board in family(name)]
-    if len({board.arch for board in found}) != 1:
-        found = [load_device(name)]
-    if any(board.kind != "gpu" or board.vendor != "NVIDIA" for board in found):
+    boards = [lookup(board) for board in family(name)]
+    if len({board.arch for board in boards}) != 1:
+        boards = [load_device(name)]
+    if any(board.kind != "gpu" or board.vendor != "NVIDIA" for board in boards):
         raise InvalidDeviceError(f"{name} is not an NVIDIA GPU", hint=HINT)
-    return found
+    return boards
 
 
 def _cuda_target(spec: DeviceSpec) -> dict[str, Any]:

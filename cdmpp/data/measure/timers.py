@@ -14,14 +14,7 @@ from cdmpp.data.measure.building import Library
 from cdmpp.data.measure.pools import Outcome, WorkerPool, WorkerSettings
 from cdmpp.data.measure.settings import CollectSettings
 from cdmpp.data.measure.targets import Configuration
-from cdmpp.data.measure.timing import (
-    TimedRun,
-    TimingSettings,
-    driver_name,
-    prepare_timer,
-    thread_environment,
-    time_library,
-)
+from cdmpp.data.measure.timing import TimedRun, TimingSettings, driver_name, prepare_timer, time_library
 from cdmpp.devices.host import ISAS, host_device
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import InvalidDeviceError, MeasurementError, UnknownDeviceError
@@ -123,12 +116,13 @@ def _this_cpu(configuration: Configuration) -> str:
 
 
 def _limits(configuration: Configuration, settings: CollectSettings) -> WorkerSettings:
+    threads = str(configuration.threads)
     return WorkerSettings(
         settings.time_limit_s,
         # Drivers of other devices reserve address space by the terabyte.
         int(settings.memory_gib * 2**30) if configuration.kind == "llvm" else 0,
         cores=configuration.cores,
-        environment=thread_environment(configuration.threads),
+        environment={"TVM_NUM_THREADS": threads, "OMP_NUM_THREADS": threads, "TVM_USE_RUNTIME_LIB": "1"},
         log=settings.log,
     )
 

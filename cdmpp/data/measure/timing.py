@@ -153,7 +153,7 @@ class QuietCheck:
     tolerance : float
         Relative excess over the fastest check of a core up to which it runs at full speed.
     patience_s : float
-        Longest time to wait for one program and to repeat its runs.
+        Longest time to wait for one program and to repeat its runs; ``left_s`` is what is left of it.
     """
 
     def __init__(self, cores: Sequence[int], tolerance: float, patience_s: float) -> None:
@@ -162,23 +162,14 @@ class QuietCheck:
         self._a, self._b = (rng.random((_SIDE, _SIDE), dtype=np.float32) for _ in range(2))
         self._out = np.empty_like(self._a)
         self._best_s = dict.fromkeys(self._cores, float("inf"))
-        self._left_s = patience_s
+        self.left_s = patience_s
         end = time.perf_counter() + _FIRST_S
         while time.perf_counter() < end:
             self.is_quiet()
 
     def begin(self) -> None:
         """Begin a program, with its full patience."""
-        self._left_s = self._patience_s
-
-    @property
-    def has_patience(self) -> bool:
-        """Whether waiting time is left for the present program."""
-        return self._left_s > 0
-
-    def spend(self, seconds: float) -> None:
-        """Take repeated runs from the patience for the present program."""
-        self._left_s -= seconds
+        self.left_s = self._patience_s
 
     def is_quiet(self) -> bool:
         """Whether every core runs at full speed now."""
@@ -196,9 +187,9 @@ class QuietCheck:
         """Wait until the cores are quiet or the patience ends."""
         started = time.perf_counter()
         self._warm()
-        while not self.is_quiet() and time.perf_counter() - started < self._left_s:
+        while not self.is_quiet() and time.perf_counter() - started < self.left_s:
             pass
-        self._left_s -= time.perf_counter() - started
+        self.left_s -= time.perf_counter() - started
 
     def _warm(self) -> None:
         end = time.perf_counter() + _WARM_S
@@ -239,9 +230,9 @@ class Clock:
     def __call__(self, number: int, repeat: int) -> Sequence[float]:
         figures = self._once(number, repeat)
         if self._quiet is not None:
-            while not (is_quiet := self._quiet.is_quiet()) and self._quiet.has_patience:
+            while not (is_quiet := self._quiet.is_quiet()) and self._quiet.left_s > 0:
                 figures = self._once(number, repeat)
-                self._quiet.spend(number * sum(figures))
+                self._quiet.left_s -= number * sum(figures)
             self._was_quiet = is_quiet
         return figures
 
@@ -295,16 +286,10 @@ def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class Inputs:
-    """Random tensors on a device, created once per shape and type and kept while they fit into memory.
+    """Random tensors on a device, created once per position, shape and type, and kept while they fit into memory."""
 
-    Parameters
-    ----------
-    device : tvm.runtime.Device
-    seed : int
-    """
-
-    def __init__(self, device: Any, seed: int = 0) -> None:
-        self._device, self._rng = device, np.random.default_rng(seed)
+    def __init__(self, device: Any) -> None:
+        self._device, self._rng = device, np.random.default_rng(0)
         self._kept: dict[tuple[Any, ...], Any] = {}
         self._bytes = 0
 
@@ -317,12 +302,9 @@ class Inputs:
         import tvm.runtime
 
         bound = index_bound(arguments)
-        count: dict[tuple[Any, ...], int] = {}
         tensors = []
-        for shape, dtype, written in arguments:
-            kind = (tuple(shape), dtype, written, bound if dtype.startswith(("int", "uint")) else 0)
-            count[kind] = count.get(kind, 0) + 1
-            key = (*kind, count[kind])
+        for position, (shape, dtype, written) in enumerate(arguments):
+            key = (position, tuple(shape), dtype, written, bound if dtype.startswith(("int", "uint")) else 0)
             if key not in self._kept:
                 array = random_array(shape, dtype, bound, self._rng)
                 if self._bytes + array.nbytes > _INPUT_BYTES_KEPT:
@@ -364,12 +346,8 @@ class LocalTimer:
         return clock.finish(time_program(clock, self.settings))
 
 
-_timer: LocalTimer | None = None
-
-
-def thread_environment(threads: int) -> dict[str, str]:
-    """Return the environment of a worker with a fixed number of threads; it needs TVM's runtime only."""
-    return {"TVM_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads), "TVM_USE_RUNTIME_LIB": "1"}
+#: The timer of a worker; :func:`prepare_timer` makes it.
+_timer: LocalTimer
 
 
 def prepare_timer(kind: str, settings: TimingSettings, cores: Sequence[int]) -> None:
@@ -386,13 +364,9 @@ def prepare_timer(kind: str, settings: TimingSettings, cores: Sequence[int]) -> 
 
 def driver_name() -> str:
     """Return the driver's name of the device, in a worker after :func:`prepare_timer`."""
-    if _timer is None:
-        raise RuntimeError("prepare_timer was not called in this process")
     return str(_timer.device.device_name)
 
 
 def time_library(library: str, arguments: Arguments) -> TimedRun:
     """Time one library in a worker after :func:`prepare_timer`."""
-    if _timer is None:
-        raise RuntimeError("prepare_timer was not called in this process")
     return _timer.time(library, arguments)

@@ -191,8 +191,8 @@ class TodoResult:
 
 def records_path(out: Path | None, folder: Path) -> Path:
     """Return the file of records: ``out`` if it ends in .parquet, else :data:`RECORDS` in that folder."""
-    place = folder if out is None else out
-    return place if place.suffix == ".parquet" else place / RECORDS
+    path = folder if out is None else out
+    return path if path.suffix == ".parquet" else path / RECORDS
 
 
 def measure_programs(

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from cdmpp.data.measure.building import require_nvcc
 from cdmpp.data.measure.sampling import SampledProgram
 from cdmpp.data.measure.settings import CollectSettings
 from cdmpp.data.measure.store import Store
 from cdmpp.data.measure.targets import Configuration
 from cdmpp.data.measure.timing import TimingSettings
 from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import MissingDependencyError
 from cdmpp.programs.frontends.tasks import TaskList, TuningTask
 from cdmpp.programs.tvm_json import find_prim_func, load, structural_hash
 
@@ -34,13 +36,13 @@ def tiny_programs() -> list[str]:
     tvm = pytest.importorskip("tvm")
     from tvm import te, topi
 
-    found = []
+    texts = []
     for size in (64, 96, 128):
         a = te.placeholder((size, 32), name="A")
         for result in (topi.nn.softmax(a), topi.nn.relu(a)):
             function = te.create_prim_func([a, result]).with_attr("global_symbol", "main")
-            found.append(tvm.ir.save_json(function))
-    return found
+            texts.append(tvm.ir.save_json(function))
+    return texts
 
 
 @pytest.fixture(scope="session")
@@ -60,6 +62,15 @@ def fill(tiny_programs: list[str]) -> Fill:
         return hashes
 
     return filled
+
+
+@pytest.fixture
+def nvcc() -> None:
+    """Skip a test where nvcc is not installed."""
+    try:
+        require_nvcc()
+    except MissingDependencyError as error:
+        pytest.skip(error.message)
 
 
 @pytest.fixture(scope="session")

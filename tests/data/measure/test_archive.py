@@ -80,11 +80,11 @@ class CountingTimers:
 
 def test_manifest_lists_the_programs(job: Path, tiny_programs: list[str]) -> None:
     manifest = read_job(job)
-    assert len(manifest["programs"]) == PROGRAMS
-    assert manifest["configurations"][0]["device"]["name"] == "test-cpu-1t"
-    first = manifest["programs"][0]
-    assert first["arguments"] == [[[64, 32], "float32", False], [[64, 32], "float32", True]]
-    assert (job / first["file"]).read_bytes()[:4] == b"\x7fELF"
+    assert len(manifest.programs) == PROGRAMS
+    assert manifest.configurations[0].device.name == "test-cpu-1t"
+    first = manifest.programs[0]
+    assert first.arguments == (((64, 32), "float32", False), ((64, 32), "float32", True))
+    assert (job / first.file).read_bytes()[:4] == b"\x7fELF"
     assert not list(job.rglob("*.part*"))
 
 
@@ -96,7 +96,7 @@ def test_building_resumes_after_an_interruption(job: Path, quick: CollectSetting
     with pytest.raises(DataError, match="not a complete job"):
         read_job(job)
     manifest = write_job([TINY], [one_thread], job, quick)
-    assert len(manifest["programs"]) == PROGRAMS
+    assert len(manifest.programs) == PROGRAMS
     after = {p.name: p.stat().st_mtime_ns for p in (job / "programs").iterdir()}
     assert sorted(after) == sorted(before)
     assert sum(after[name] == before[name] for name in before) == 4
@@ -113,9 +113,9 @@ def test_file_names_depend_on_the_target_only(job: Path, quick: CollectSettings,
     )
     manifest = write_job([TINY], [other, one_thread], job, quick)
     after = {p.name: p.read_bytes() for p in (job / "programs").iterdir()}
-    assert len(after) == len(manifest["programs"]) == 2 * PROGRAMS and left.name not in after
+    assert len(after) == len(manifest.programs) == 2 * PROGRAMS and left.name not in after
     assert {name: after[name] for name in before} == before
-    assert len({entry["file"] for entry in manifest["programs"]}) == 2 * PROGRAMS
+    assert len({program.file for program in manifest.programs}) == 2 * PROGRAMS
 
 
 def test_cache_flush_is_refused_for_gpus(tmp_path: Path, one_thread: Configuration) -> None:

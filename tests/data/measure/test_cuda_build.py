@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cdmpp.data.measure.archive import write_job
-from cdmpp.data.measure.building import argument_list, build_program, replace_code, require_nvcc
+from cdmpp.data.measure.building import argument_list, build_program, replace_code
 from cdmpp.data.measure.sampling import default_program
 from cdmpp.data.measure.targets import configurations
 from cdmpp.errors import MeasurementError, MissingDependencyError
@@ -19,16 +19,7 @@ _ELF, _EM_CUDA = b"\x7fELF", 190
 
 
 def _target(arch: str) -> dict[str, Any]:
-    return {
-        "kind": "cuda",
-        "arch": arch,
-        "max_threads_per_block": 1024,
-        "max_shared_memory_per_block": 49152,
-        "registers_per_block": 65536,
-        "thread_warp_size": 32,
-        "max_num_threads": 1024,
-        "host": {"kind": "llvm", "mcpu": "x86-64-v2"},
-    }
+    return {**configurations(("cuda:a100-pcie-40gb",))[0].target, "arch": arch}
 
 
 def _architectures(library: bytes) -> list[int]:
@@ -45,12 +36,9 @@ def _architectures(library: bytes) -> list[int]:
 
 @pytest.mark.tvm
 @pytest.mark.native
+@pytest.mark.usefixtures("nvcc")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_library_has_machine_code_for_its_architecture(arch: str, tmp_path: Path, tiny_programs: list[str]) -> None:
-    try:
-        require_nvcc()
-    except MissingDependencyError as error:
-        pytest.skip(error.message)
     path = tmp_path / "program.so"
     default = default_program(tiny_programs[1], "", _target(arch))
     built = build_program(default.tvm_json, _target(arch), str(path))
@@ -62,11 +50,8 @@ def test_library_has_machine_code_for_its_architecture(arch: str, tmp_path: Path
 
 @pytest.mark.tvm
 @pytest.mark.native
+@pytest.mark.usefixtures("nvcc")
 def test_unknown_architecture_is_a_measurement_error(tmp_path: Path, tiny_programs: list[str]) -> None:
-    try:
-        require_nvcc()
-    except MissingDependencyError as error:
-        pytest.skip(error.message)
     default = default_program(tiny_programs[1], "", _target("sm_13"))
     with pytest.raises(MeasurementError, match=r"nvcc: .*compute_13"):
         build_program(default.tvm_json, _target("sm_13"), str(tmp_path / "program.so"))
@@ -113,20 +98,21 @@ def test_source_is_replaced_and_the_rest_is_unchanged() -> None:
         seen.append(text)
         return b"code"
 
-    assert replace_code(_packed(source), compile_source) == _packed(_sized(b"cubin") + _FUNCTIONS + _sized(b"code"))
+    replaced = replace_code(_packed(source), "void f() {}", compile_source)
+    assert replaced == _packed(_sized(b"cubin") + _FUNCTIONS + _sized(b"code"))
     assert seen == ["void f() {}"]
 
 
 def test_machine_code_is_unchanged() -> None:
     blob = _packed(_sized(b"fatbin") + _FUNCTIONS + _sized(b"code"))
-    assert replace_code(blob, lambda _: b"never") == blob
+    assert replace_code(blob, "void f() {}", lambda _: b"never") == blob
 
 
 @pytest.mark.parametrize("cut", [1, 5, 40])
 def test_unknown_format_is_refused(cut: int) -> None:
     blob = _packed(_sized(b"cuda") + _FUNCTIONS + _sized(b"void f() {}"))
     with pytest.raises(MeasurementError, match="unknown format"):
-        replace_code(blob[:-cut], lambda _: b"code")
+        replace_code(blob[:-cut], "void f() {}", lambda _: b"code")
 
 
 ALIAS = """

@@ -25,7 +25,7 @@ from typer.testing import CliRunner, Result
 
 from cdmpp.cli.main import app
 from cdmpp.data.measure import runtime
-from cdmpp.data.measure.building import compile_source, nvcc_flags, require_nvcc
+from cdmpp.data.measure.building import compile_source, nvcc_flags
 from cdmpp.data.measure.kit import content
 from cdmpp.data.measure.kit.content import BlockChooser, ansor_task, best_of_ansor, blocks, choose_tasks
 from cdmpp.data.measure.kit.export_programs import export_programs, launches, work
@@ -40,7 +40,7 @@ from cdmpp.data.measure.settings import CollectSettings
 from cdmpp.data.measure.store import Store
 from cdmpp.data.measure.targets import Configuration, configurations
 from cdmpp.data.records import read_records
-from cdmpp.errors import DataError, InvalidDeviceError, MeasurementError, MissingDependencyError
+from cdmpp.errors import DataError, InvalidDeviceError, MeasurementError
 from cdmpp.programs.frontends.tasks import TaskList, TuningTask
 from cdmpp.programs.zoo import network_parameters
 from tests.data.measure.stand_in_driver import GPU, H100
@@ -221,13 +221,6 @@ def test_nvcc_gets_the_flags_of_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert commands[0][1 : commands[0].index("-o")] == nvcc_flags("sm_90")
 
 
-def require_nvcc_or_skip() -> None:
-    try:
-        require_nvcc()
-    except MissingDependencyError as error:
-        pytest.skip(error.message)
-
-
 @pytest.mark.native
 def test_compiling_has_a_limit_of_cpu_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nvcc").write_text("#!/bin/sh\nwhile :; do :; done\n")
@@ -300,9 +293,9 @@ def test_driver_passes_geometry_and_arguments(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.native
+@pytest.mark.usefixtures("nvcc")
 @pytest.mark.parametrize("family", ["dense", "dense_fp16", "conv2d", "softmax", "take", "max_pool"])
 def test_default_of_a_task_family_compiles_with_nvcc(family: str, h100: Configuration) -> None:
-    require_nvcc_or_skip()
     import tvm
     from tvm import te, topi
 

@@ -26,20 +26,20 @@ QUICK = TimingSettings(repeat_s=1e-4, total_s=1e-3)
 
 
 @pytest.fixture
-def place() -> TimingDevice:
+def timing_device() -> TimingDevice:
     return find_timing_device("cpu", cpu("mine"), threads=1)
 
 
-def test_larger_program_takes_longer(place: TimingDevice) -> None:
-    with LibraryTimer(place, "eager", QUICK).ready() as timer:
+def test_larger_program_takes_longer(timing_device: TimingDevice) -> None:
+    with LibraryTimer(timing_device, "eager", QUICK).ready() as timer:
         small, large = (timer.time(parse_operator(f"linear:m={m},n=256,k=256")) for m in (4, 1024))
     assert 0 < small.latency_s < large.latency_s < 1
     assert len(small.repeats_s) >= 3
 
 
-def test_record_round_trip(place: TimingDevice, tmp_path: Path) -> None:
+def test_record_round_trip(timing_device: TimingDevice, tmp_path: Path) -> None:
     specs = [parse_operator(t) for t in ("softmax:rows=8,cols=16", "softmax:rows=8,cols=16,dtype=int8")]
-    with LibraryTimer(place, "eager", QUICK).ready() as timer:
+    with LibraryTimer(timing_device, "eager", QUICK).ready() as timer:
         rows = [timer.record(spec, "probe") for spec in specs]
     write_records(from_measurements(rows), tmp_path / "records.parquet")
     table = read_records(tmp_path / "records.parquet")
@@ -51,36 +51,36 @@ def test_record_round_trip(place: TimingDevice, tmp_path: Path) -> None:
     assert table.program_hashes[table.program_key[0]] == specs[0].hash()
 
 
-def test_pytorch_settings_are_restored(place: TimingDevice) -> None:
+def test_pytorch_settings_are_restored(timing_device: TimingDevice) -> None:
     before = torch.get_num_threads()
-    with pytest.raises(ZeroDivisionError), LibraryTimer(place, "eager", QUICK).ready():
+    with pytest.raises(ZeroDivisionError), LibraryTimer(timing_device, "eager", QUICK).ready():
         assert torch.get_num_threads() == 1
         1 / 0  # noqa: B018
     assert torch.get_num_threads() == before and not torch.is_inference_mode_enabled()
 
 
-def test_memory_is_checked_before_allocation(place: TimingDevice) -> None:
-    timer = LibraryTimer(place, "eager", QUICK)
+def test_memory_is_checked_before_allocation(timing_device: TimingDevice) -> None:
+    timer = LibraryTimer(timing_device, "eager", QUICK)
     with pytest.raises(MeasurementError, match="GiB may be used"):
         timer.time(parse_operator("relu:rows=1000000,cols=1000000"))
-    small = LibraryTimer(place, "eager", QUICK, memory_bytes=1e4)
+    small = LibraryTimer(timing_device, "eager", QUICK, memory_bytes=1e4)
     with pytest.raises(MeasurementError, match="needs"):
         small.time(parse_operator("relu:rows=100,cols=100"))
-    assert free_bytes(place) > 1e7
+    assert free_bytes(timing_device) > 1e7
 
 
-def test_pytorch_errors_become_measurement_errors(place: TimingDevice) -> None:
+def test_pytorch_errors_become_measurement_errors(timing_device: TimingDevice) -> None:
     with (
-        LibraryTimer(place, "eager", QUICK).ready() as timer,
+        LibraryTimer(timing_device, "eager", QUICK).ready() as timer,
         pytest.raises(MeasurementError, match="PyTorch cannot run max_pool2d"),
     ):
         timer.time(parse_operator("max_pool2d:n=1,c=1,h=8,w=8,kh=2,kw=2,pad_h=2,pad_w=2"))
 
 
 @pytest.mark.parametrize("protocol", ["kernel", "graph", "cuda"])
-def test_gpu_protocols_are_refused_on_a_cpu(place: TimingDevice, protocol: str) -> None:
+def test_gpu_protocols_are_refused_on_a_cpu(timing_device: TimingDevice, protocol: str) -> None:
     with pytest.raises(MeasurementError, match=protocol):
-        LibraryTimer(place, protocol)
+        LibraryTimer(timing_device, protocol)
 
 
 def test_missing_devices_are_refused() -> None:
@@ -119,11 +119,11 @@ def test_cpu_name_has_the_widest_instruction_set() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_gpu_protocols_are_ordered() -> None:
-    place = find_timing_device("cuda")
+    timing_device = find_timing_device("cuda")
     spec = parse_operator("relu:rows=128,cols=128")
     figures = {}
     for protocol in ("kernel", "graph", "eager"):
-        with LibraryTimer(place, protocol, TimingSettings()).ready() as timer:
+        with LibraryTimer(timing_device, protocol, TimingSettings()).ready() as timer:
             figures[protocol] = timer.time(spec).latency_s
     assert 1e-7 < figures["kernel"] < 1.1 * figures["graph"] < 1.2 * figures["eager"]
 

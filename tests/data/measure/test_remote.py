@@ -13,6 +13,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from cdmpp.data.measure.board import Tracker, parse_tracker
 from cdmpp.data.measure.building import Library, build_program
 from cdmpp.data.measure.collect import collect
 from cdmpp.data.measure.pools import Outcome
-from cdmpp.data.measure.remote import RemoteTimers, _RemoteTimer, remote_timers
+from cdmpp.data.measure.remote import RemoteTimers, _RemoteTimer
 from cdmpp.data.measure.settings import CollectSettings
 from cdmpp.data.measure.targets import Configuration
 from cdmpp.data.summary import info
@@ -202,7 +203,7 @@ def test_lost_tracker_stops_the_collection_which_resumes_later(
     doomed.start_tracker()
     doomed.wait_for(2)  # the servers register anew by themselves
     before = sum(doomed.sessions())
-    collect(["tiny"], [one_thread], out, quick, timers=remote_timers(str(doomed.at), KEY))
+    collect(["tiny"], [one_thread], out, quick, timers=partial(RemoteTimers, doomed.at))
     done = info(out)
     assert (done["records"], done["duplicates"], done["failed"]) == (6, 0, 0)
     assert sum(doomed.sessions()) - before == 6 - kept["records"]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cdmpp.data.measure import targets
-from cdmpp.data.measure.targets import configurations
+from cdmpp.data.measure.targets import configurations, describe
 from cdmpp.devices.host import available_cores
 from cdmpp.errors import InvalidDeviceError
 
@@ -40,7 +40,7 @@ def test_threads_and_level_determine_the_device() -> None:
     assert two.target == {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2}
     # Threads steer sampling, not compiling: the library is shared.
     assert one.build_key == two.build_key != old.build_key
-    assert json.loads(one.target_text) == one.target
+    assert json.loads(describe(one)["target"]) == one.target
 
 
 def test_native_is_this_cpu_with_all_cores() -> None:

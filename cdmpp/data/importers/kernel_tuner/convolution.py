@@ -70,11 +70,6 @@ def launch(parameters: Parameters, size: int = SIZE) -> LaunchShape:
     return LaunchShape(grid, (p["block_size_x"], p["block_size_y"], 1), 4 * shared)
 
 
-def accumulators(parameters: Parameters) -> int:
-    """Compute the number of sums that a thread holds."""
-    return parameters["tile_size_x"] * parameters["tile_size_y"]
-
-
 def canonical(parameters: Parameters) -> Parameters:
     """Set ``use_padding`` to 0 where it adds no columns."""
     return {**parameters, "use_padding": int(padding_columns(parameters) > 0)}
@@ -221,8 +216,6 @@ KERNEL = TunedKernel(
     name=f"convolution:h={SIZE},w={SIZE},kh=15,kw=15",
     parameters=PARAMETERS,
     build=build,
-    launch=launch,
     inexpressible=inexpressible,
-    accumulators=accumulators,
     canonical=canonical,
 )

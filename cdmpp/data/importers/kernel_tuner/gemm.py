@@ -99,12 +99,6 @@ def launch(parameters: Parameters, size: int = SIZE) -> LaunchShape:
     return LaunchShape((size // m.tile, size // n.tile, 1), (m.threads, n.threads, 1), 4 * floats)
 
 
-def accumulators(parameters: Parameters) -> int:
-    """Compute the number of sums that a thread holds."""
-    m, n = sides(parameters)
-    return m.each * n.each
-
-
 def canonical(parameters: Parameters) -> Parameters:
     """Set the thread shapes of inputs that are not staged to those of the computation."""
     unstaged = {} if parameters["SA"] else {"MDIMA": parameters["MDIMC"]}
@@ -249,8 +243,6 @@ KERNEL = TunedKernel(
     name=f"xgemm:m={SIZE},n={SIZE},k={SIZE}",
     parameters=PARAMETERS,
     build=build,
-    launch=launch,
     inexpressible=inexpressible,
-    accumulators=accumulators,
     canonical=canonical,
 )

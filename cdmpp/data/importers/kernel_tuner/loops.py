@@ -187,15 +187,11 @@ DEDISPERSION = TunedKernel(
         *("tile_stride_x", "tile_stride_y", "loop_unroll_factor_channel"),
     ),
     build=dedispersion_program,
-    launch=dedispersion_launch,
     inexpressible=_dedispersion_problem,
-    accumulators=lambda parameters: 1,  # a thread finishes one sum before the next
 )
 PNPOLY = TunedKernel(
     name=f"pnpoly:points={_POLYGON.points},vertices={_POLYGON.vertices}",
     parameters=("between_method", "block_size_x", "tile_size", "use_method"),
     build=pnpoly_program,
-    launch=pnpoly_launch,
     inexpressible=_pnpoly_problem,
-    accumulators=lambda parameters: parameters["tile_size"],  # a counter per point
 )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cdmpp.data.assemble import CODE, Reasons, mark
-from cdmpp.data.importers.base import Importer, always
+from cdmpp.data.importers.base import Importer
 from cdmpp.data.importers.built import BuiltProgram, BuiltPrograms
 from cdmpp.data.importers.kernel_tuner import convolution, gemm, loops
 from cdmpp.data.importers.kernel_tuner.template import Parameters, TunedKernel
@@ -219,9 +219,6 @@ def _importer(
         protocol="kernel",
         needs=frozenset({"device", *needs}),
         lacks=frozenset(lacks or ()),
-        groups=lambda raw, op: [],
-        framework=always(""),
-        implementation=always("fused"),
         spaces=(space,),
     )
 

@@ -1,11 +1,10 @@
-"""Templates of Kernel Tuner's kernels: their contract, the builder of their programs, and the check of a program.
+"""Templates of Kernel Tuner's kernels: their contract, and the builder of their programs.
 
 A kernel of the public tables has a fixed problem and a set of tuning parameters. Its template builds the same schedule
 as a TensorIR program, so that each measured configuration becomes a scheduled program.
 
 Programs are built with TVM's IR builder. It is faster than schedule primitives (milliseconds a program) and gives the
-loop nest as written, so that the program is the configuration's by construction. The check lowers a program and
-compares it with the launch that the parameters state.
+loop nest as written, so that the program is the configuration's by construction.
 """
 
 from __future__ import annotations
@@ -13,11 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
-from math import prod
 from typing import Any, TypeAlias
-
-from cdmpp.errors import DataError
 
 #: Values of a kernel's tuning parameters by name.
 Parameters: TypeAlias = Mapping[str, int]
@@ -27,17 +22,6 @@ PrimFunc: TypeAlias = Any
 Loop = tuple[str, str, int]
 #: (kind, extent, value) of a block's iteration variable; kind is "S" (spatial) or "R" (reduction).
 Axis = tuple[str, int, Any]
-#: TVM's default lowering of scheduled TensorIR, up to the program without blocks (tvm.s_tir.pipeline, 0.27).
-_PASSES = (
-    "CanonicalizeLoop",
-    "LowerInitBlock",
-    "PlanAndUpdateBufferAllocationLocation",
-    "ConvertBlocksToOpaque",
-    "LiftThreadBinding",
-    "CompactBufferAllocation",
-    "UnifyThreadBinding",
-    "LowerOpaqueBlock",
-)
 
 
 @dataclass(frozen=True)
@@ -66,16 +50,12 @@ class TunedKernel:
     name : str
         Kernel and problem size; the task of the imported programs.
     parameters : tuple of str
-        Columns of the table that :attr:`build`, :attr:`launch` and :attr:`inexpressible` read.
+        Columns of the table that :attr:`build` and :attr:`inexpressible` read.
     build : callable
         Builds the scheduled ``tvm.tirx.PrimFunc`` of a configuration: thread bindings, storage scopes, vector widths,
         unroll annotations. Its lowered form does the configured work.
-    launch : callable
-        Computes the launch of a configuration.
     inexpressible : callable
         Returns "" for a configuration that :attr:`build` can express, else a short reason by which rows are counted.
-    accumulators : callable, optional
-        Computes the registers (32-bit values) that hold a thread's results, where the kernel states them.
     canonical : callable
         Sets parameters that have no effect in a configuration to one value: configurations that become equal are one
         program, which is built once.
@@ -84,9 +64,7 @@ class TunedKernel:
     name: str
     parameters: tuple[str, ...]
     build: Callable[[Parameters], PrimFunc]
-    launch: Callable[[Parameters], LaunchShape]
     inexpressible: Callable[[Parameters], str]
-    accumulators: Callable[[Parameters], int] | None = None
     canonical: Callable[[Parameters], Parameters] = lambda parameters: parameters
 
 
@@ -176,101 +154,6 @@ class Builder:
         for condition in conditions:
             joined = condition if joined is None else self._t.And(joined, condition)
         return joined
-
-
-@dataclass(frozen=True)
-class LoweredWork:
-    """Work of a lowered program.
-
-    Attributes
-    ----------
-    launch : LaunchShape
-    accumulators : int
-        Elements of the thread-local buffers that stores to global memory read.
-    """
-
-    launch: LaunchShape
-    accumulators: int
-
-
-@cache
-def _lowering() -> Any:
-    tvm = _tvm()
-    from tvm.s_tir import transform
-
-    return tvm.transform.Sequential([getattr(transform, name)() for name in _PASSES])
-
-
-def lower(function: PrimFunc) -> PrimFunc:
-    """Lower a scheduled PrimFunc to loops over compact buffers."""
-    tvm = _tvm()
-    return _lowering()(tvm.IRModule({"main": function}))["main"]
-
-
-def lowered_work(function: PrimFunc) -> LoweredWork:
-    """Read threads, blocks, shared memory and accumulators of a scheduled PrimFunc after lowering."""
-    extents: dict[str, int] = {}
-    shared_bytes, accumulators = 0, set()
-    for node in _nodes(lower(function).body):
-        kind = type(node).__name__
-        if kind == "AttrStmt" and node.attr_key == "thread_extent":
-            extents[str(node.node.thread_tag)] = int(node.value)
-        elif kind == "AllocBuffer" and node.buffer.scope() == "shared":
-            shared_bytes += _elements(node.buffer) * int(node.buffer.dtype.itemsize)
-        elif kind == "BufferStore" and node.buffer.scope() == "global":
-            loads = (load for load in _nodes(node.value) if type(load).__name__ == "TensorLoad")
-            accumulators |= {load.source for load in loads if load.source.scope() == "local"}
-    gx, gy, gz, bx, by, bz = (extents.get(f"{kind}.{axis}", 1) for kind in ("blockIdx", "threadIdx") for axis in "xyz")
-    return LoweredWork(LaunchShape((gx, gy, gz), (bx, by, bz), shared_bytes), sum(map(_elements, accumulators)))
-
-
-def check_program(kernel: TunedKernel, parameters: Parameters, function: PrimFunc | None = None) -> None:
-    """Compare a lowered program with the launch that its parameters state.
-
-    Parameters
-    ----------
-    kernel : TunedKernel
-    parameters : mapping
-        A configuration that ``kernel`` can express.
-    function : tvm.tirx.PrimFunc, optional
-        Its program; default: built here.
-
-    Raises
-    ------
-    DataError
-        Blocks, threads, shared memory or accumulators differ.
-    """
-    work = lowered_work(kernel.build(parameters) if function is None else function)
-    stated = kernel.launch(parameters)
-    pairs = {
-        "blocks": (work.launch.grid, stated.grid),
-        "threads of a block": (work.launch.block, stated.block),
-        "shared bytes": (work.launch.shared_bytes, stated.shared_bytes),
-    }
-    if kernel.accumulators is not None:
-        pairs["accumulators of a thread"] = (work.accumulators, kernel.accumulators(parameters))
-    for what, (lowered, expected) in pairs.items():
-        if lowered != expected:
-            configuration = ", ".join(f"{name}={parameters[name]}" for name in kernel.parameters)
-            raise DataError(
-                f"{kernel.name}, {configuration}: the lowered program has {what} {lowered}, not {expected}",
-                hint="the template's build and launch contradict each other: correct one of them",
-            )
-
-
-def _nodes(root: Any) -> list[Any]:
-    """Every node under a statement or expression."""
-    import tvm_ffi
-
-    nodes: list[Any] = []
-    tvm_ffi.structural_walk(root, (tvm_ffi.Object, nodes.append), order="pre")
-    return nodes
-
-
-def _elements(buffer: Any) -> int:
-    """Elements that a buffer allocates; padded rows have strides."""
-    shape = [int(extent) for extent in buffer.shape]
-    return shape[0] * int(buffer.strides[0]) if len(buffer.strides) else prod(shape)
 
 
 def _tvm() -> Any:

@@ -15,8 +15,9 @@ from typing import Any
 
 from cdmpp.data.measure.sampling import SampledProgram, scheduled_program
 from cdmpp.errors import DataError
+from cdmpp.features import launch_summary
 from cdmpp.programs.frontends.tasks import HALF, TuningTask
-from cdmpp.programs.tvm_json import Nodes, find_prim_func, load, structural_hash
+from cdmpp.programs.program import TensorProgram
 
 #: Convolutional networks, transformers, other networks, and operators alone, at batch 1 to 64.
 _SIZED = (
@@ -60,8 +61,8 @@ def is_gpu_size(work: Mapping[str, float]) -> bool:
     return is_large and is_small and work["outputs"] >= _LEAST_OUTPUTS
 
 
-def choose_tasks(networks: Mapping[str, Sequence[tuple[str, str]]], most: int) -> list[str]:
-    """Return at most ``most`` tasks (0: all), one of each network in turn.
+def choose_tasks(networks: Mapping[str, Sequence[tuple[str, str]]], limit: int) -> list[str]:
+    """Return at most ``limit`` tasks (0: all), one of each network in turn.
 
     ``networks`` has (hash, name) of each network's tasks. Kinds take turns: of five tasks three are products or
     convolutions, one is a reduction. In a kind they come in the order of their hashes.
@@ -69,7 +70,7 @@ def choose_tasks(networks: Mapping[str, Sequence[tuple[str, str]]], most: int) -
     ordered = [list(_by_kind(tasks, start)) for start, tasks in enumerate(networks.values())]
     in_turn = [task for turn in zip_longest(*ordered) for task in turn if task is not None]
     chosen = list(dict.fromkeys(in_turn))
-    return chosen[:most] if most else chosen
+    return chosen[: limit or None]
 
 
 def _by_kind(tasks: Sequence[tuple[str, str]], start: int) -> Iterator[str]:
@@ -85,24 +86,8 @@ def _by_kind(tasks: Sequence[tuple[str, str]], start: int) -> Iterator[str]:
 
 def blocks(tvm_json: str) -> int:
     """Return the blocks of a scheduled PrimFunc's largest launch; 1 without thread bindings."""
-    nodes, root = load(tvm_json)
-    data = nodes[find_prim_func(nodes, root)]["data"]
-    return _largest(nodes, data["body"])
-
-
-def _largest(nodes: Nodes, index: int) -> int:
-    node = nodes[index]
-    data = node["data"] if isinstance(node.get("data"), dict) else {}
-    below = [data[name] for name in ("body", "block", "then_case", "else_case") if isinstance(data.get(name), int)]
-    if "seq" in data:
-        below += nodes[data["seq"]]["data"]
-    largest = max((_largest(nodes, child) for child in below), default=1)
-    binding = nodes[data["thread_binding"]] if "thread_binding" in data else {}
-    if binding.get("type", "").endswith("IterVar"):
-        tag = nodes[binding["data"]["thread_tag"]]["data"]
-        if str(tag).startswith("blockIdx"):
-            largest *= int(nodes[nodes[data["extent"]]["data"]["value"]]["data"])
-    return largest
+    kernels = launch_summary(TensorProgram.from_tvm_json(tvm_json), points=1)
+    return max((int(kernel["blocks"]) for kernel in kernels), default=1)
 
 
 class BlockChooser:
@@ -110,37 +95,37 @@ class BlockChooser:
 
     Parameters
     ----------
-    least : int
+    min_blocks : int
         Blocks that four of five programs of a task have.
     pool : int
         Schedules to draw beyond those that are taken.
     """
 
-    def __init__(self, least: int, pool: int = 16) -> None:
-        self.least, self.pool = least, pool
-        self.description: dict[str, Any] = {"blocks": least, "pool": pool}
+    def __init__(self, min_blocks: int, pool: int = 16) -> None:
+        self.min_blocks, self.pool = min_blocks, pool
+        self.description: dict[str, Any] = {"blocks": min_blocks, "pool": pool}
 
     def __call__(self, programs: Sequence[SampledProgram], schedules: int) -> list[SampledProgram]:
         """Return the default and at most ``schedules`` draws; fewer if too few of them have the blocks."""
         strong: list[SampledProgram] = []
         weak: list[SampledProgram] = []
         for program in programs[1:]:
-            (strong if blocks(program.tvm_json) >= self.least else weak).append(program)
-        is_weak = blocks(programs[0].tvm_json) < self.least
+            (strong if blocks(program.tvm_json) >= self.min_blocks else weak).append(program)
+        is_weak = blocks(programs[0].tvm_json) < self.min_blocks
         room = int(_FEW_SHARE * (schedules + 1)) - is_weak
         strong = strong[: schedules - max(0, min(room, len(weak)))]
         room = min(room, int((len(strong) + (not is_weak)) * _FEW_SHARE / (1 - _FEW_SHARE)) - is_weak)
         return [programs[0], *strong, *weak[: max(0, room)]]
 
 
-def best_of_ansor(path: Path, most: int) -> dict[str, dict[tuple[str, str], list[str]]]:
+def best_of_ansor(path: Path, limit: int) -> dict[str, dict[tuple[str, str], list[str]]]:
     """Return the steps of Ansor's fastest schedules: by network ("ansor-FUNCTION"), and workload and epilogue.
 
     Parameters
     ----------
     path : Path
         Table of search logs, with the columns device, workload, epilogue, steps and latency_us.
-    most : int
+    limit : int
         Schedules of each workload: the fastest on any NVIDIA GPU.
 
     Raises
@@ -156,13 +141,13 @@ def best_of_ansor(path: Path, most: int) -> dict[str, dict[tuple[str, str], list
     except (OSError, KeyError, pa.ArrowInvalid) as error:
         raise DataError(f"{path} is not a table of search logs: {error}", hint="see docs/measuring.md") from None
     timed = sorted((us, *rest) for device, *rest, us in rows if us and not device.startswith("AMD"))
-    found: dict[str, dict[tuple[str, str], list[str]]] = {}
+    networks: dict[str, dict[tuple[str, str], list[str]]] = {}
     for _, workload, epilogue, steps in timed:
-        of_function = found.setdefault(f"ansor-{json.loads(workload)[0]}", {})
-        kept = of_function.setdefault((workload, epilogue), [])
-        if len(kept) < most:
+        workloads = networks.setdefault(f"ansor-{json.loads(workload)[0]}", {})
+        kept = workloads.setdefault((workload, epilogue), [])
+        if len(kept) < limit:
             kept.append(steps)
-    return found
+    return networks
 
 
 def ansor_task(workload: str, epilogue: str, schedules: Sequence[str]) -> tuple[TuningTask, list[SampledProgram]]:
@@ -172,11 +157,10 @@ def ansor_task(workload: str, epilogue: str, schedules: Sequence[str]) -> tuple[
     from cdmpp.data.importers.ansor import ansor_program, workload_tensors
 
     function = te.create_prim_func(workload_tensors(workload, epilogue)).with_attr("global_symbol", "main")
-    text = str(ir.save_json(function))
+    untuned = scheduled_program({"main": function}, "default")
     name = "_".join(["fused", json.loads(workload)[0].removesuffix("_layer"), *epilogue.split("_")]).rstrip("_")
     programs = []
     for steps in schedules:
         module = ir.load_json(ansor_program(workload, steps, epilogue=epilogue).tvm_json)
         programs.append(scheduled_program(module, "ansor"))
-    nodes, root = load(text)
-    return TuningTask(name, structural_hash(nodes, find_prim_func(nodes, root)), text, 1), programs
+    return TuningTask(name, untuned.hash, untuned.tvm_json, 1), programs

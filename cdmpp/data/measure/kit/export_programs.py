@@ -10,12 +10,13 @@ import os
 import random
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from importlib.metadata import version
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from cdmpp.data.measure.building import argument_list, compile_source, import_tvm_alone, require_nvcc
-from cdmpp.data.measure.collect import Collector, check_exportable
+from cdmpp.data.measure.building import argument_list, compile_source, import_tvm_alone, main_module, require_nvcc
+from cdmpp.data.measure.collect import Collector, check_settings
 from cdmpp.data.measure.kit.content import BlockChooser, ansor_task, best_of_ansor, choose_tasks, is_gpu_size
 from cdmpp.data.measure.kit.parts import HOME, Entry, Limits, write_parts
 from cdmpp.data.measure.pools import Outcome
@@ -69,9 +70,8 @@ def launches(tvm_json: str, target: Mapping[str, Any]) -> dict[str, Any]:
     tvm = import_tvm_alone()
     # If TVM finds a GPU, it compiles the source itself.
     os.environ.setdefault("TVM_CUDA_COMPILE_MODE", "nvcc")
-    function = tvm.ir.load_json(tvm_json)
-    arguments = argument_list(function)
-    module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    module = main_module(tvm_json)
+    arguments = argument_list(module["main"])
     split: list[Any] = []
 
     @tvm.instrument.pass_instrument
@@ -109,7 +109,7 @@ def _host(function: Any) -> tuple[list[dict[str, Any]], list[int]]:
     workspaces: list[int] = []
 
     def where(buffer: Any) -> list[Any]:
-        return next(place for known, place in memory if buffer.same_as(known))
+        return next(reference for known, reference in memory if buffer.same_as(known))
 
     body = function.body
     for statement in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
@@ -169,11 +169,11 @@ def work(tvm_json: str) -> dict[str, float]:
     ``read_bytes`` counts each input once, and not more elements than the program loads. A program with an integer
     input may read a part of the others, so it counts none. It is for physical limits of the time.
     """
-    tvm = import_tvm_alone()
+    import_tvm_alone()
     from tvm.s_tir import analysis
 
-    function = tvm.ir.load_json(tvm_json)
-    module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    module = main_module(tvm_json)
+    function = module["main"]
     arguments = argument_list(function)
     read = 0.0
     if all(dtype.startswith(("float", "bfloat")) for _, dtype, _ in arguments):
@@ -200,9 +200,7 @@ def _loads(function: Any) -> list[int]:
     def block(node: Any) -> None:
         if not isinstance(node, SBlock) or node.name_hint == "root":
             return
-        iterations = 1
-        for axis in node.iter_vars:
-            iterations *= int(axis.dom.extent)
+        iterations = prod(int(axis.dom.extent) for axis in node.iter_vars)
 
         def load(inner: Any) -> None:
             if isinstance(inner, TensorLoad):
@@ -274,7 +272,7 @@ def export_programs(
         raise InvalidDeviceError(
             f"--standalone is for CUDA, not for {configuration.kind}", hint="use --target cuda:DEVICE"
         )
-    check_exportable(settings, [configuration])
+    check_settings(settings, [configuration], measures=False)
     require_nvcc()
     folder = Path(out)
     with Store(folder / HOME) as store:
@@ -286,6 +284,14 @@ def export_programs(
                 f"no program can be exported: {next(iter(failures.values()), 'no task has GPU size')}",
                 hint="name other networks or another target",
             )
+        facts = {
+            **describe(configuration),
+            "tvm": version("apache-tvm"),
+            "seed": settings.seed,
+            "tasks": len(exporter.wanted),
+            "command": command,
+            "failures": failures,
+        }
         # An incomplete run is a fair sample.
         random.Random(settings.seed).shuffle(entries)
         job = write_parts(
@@ -293,7 +299,7 @@ def export_programs(
             {KIND: entries, HOST: [Entry(item) for item in host_items()]},
             device=configuration.name,
             limits=limits or Limits(),
-            about={KIND: exporter.about(failures, command)},
+            about={KIND: facts},
             settings={KIND: {"arch": str(configuration.target["arch"])}},
         )
     return job
@@ -315,15 +321,13 @@ class _Exporter(Collector):
         super().__init__(store, settings, (configuration,), progress=progress, chooser=chooser)
         self._configuration, self._tasks, self._ansor = configuration, tasks, ansor
         self._works: dict[str, dict[str, float]] = {}
-        self._wanted: list[str] = []
+        self.wanted: set[str] = set()
 
     def _lower(self, given: Sequence[str], dims: Mapping[str, int]) -> None:
         super()._lower(given, dims)
-        if self._ansor is not None and not any(name.startswith("ansor-") for name in self.store.networks()):
-            self._add_ansor(self._ansor)
-
-    def _add_ansor(self, path: Path) -> None:
-        networks = best_of_ansor(path, _ANSOR_SCHEDULES)
+        if self._ansor is None or any(name.startswith("ansor-") for name in self.store.networks()):
+            return
+        networks = best_of_ansor(self._ansor, _ANSOR_SCHEDULES)
         with self._build_pool() as pool:
             for name, workloads in networks.items():
                 outcomes = pool.run(ansor_task, [(*key, schedules) for key, schedules in workloads.items()])
@@ -333,26 +337,22 @@ class _Exporter(Collector):
                     self.store.add_programs(task.hash, programs, None)
 
     def _chosen(self, tasks: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-        self._choose()
-        wanted = set(self._wanted)
-        return [task for task in tasks if task[0] in wanted]
-
-    def _choose(self) -> None:
         """Choose among the tasks of GPU size."""
-        names = self.store.task_names()
+        stored = self.store.tasks()
+        names = {task: name for task, name, _ in stored}
         with self._build_pool() as pool:
-            outcomes = pool.run(work, [(self.store.task_program(task),) for task in names])
+            outcomes = pool.run(work, [(text,) for _, _, text in stored])
             self._works = {task: o.value for task, o in zip(names, outcomes, strict=True) if not o.failure}
         networks = {
-            network: [(t, names[t]) for t in tasks if t in self._works and is_gpu_size(self._works[t])]
-            for network, tasks in self.store.tasks_by_network().items()
+            network: [(t, names[t]) for t in tasks_of_it if t in self._works and is_gpu_size(self._works[t])]
+            for network, tasks_of_it in self.store.tasks_by_network().items()
         }
-        self._wanted = choose_tasks(networks, self._tasks)
+        self.wanted = set(choose_tasks(networks, self._tasks))
+        return [task for task in tasks if task[0] in self.wanted]
 
     def entries(self) -> tuple[list[Entry], dict[str, str]]:
         """Return an entry for each program that can be built, and the reasons of the others by hash."""
-        wanted = set(self._wanted)
-        programs = [p for p in self.store.all_programs() if p.task in wanted]
+        programs = [p for p in self.store.all_programs() if p.task in self.wanted]
         target, key = dict(self._configuration.target), self._configuration.build_key
 
         def facts(_: StoredProgram, __: str, outcome: Outcome) -> tuple[dict[str, Any], bytes]:
@@ -360,11 +360,11 @@ class _Exporter(Collector):
             code: bytes = item.pop("code", b"")
             return item, code
 
-        self._build_for_export([(p, key) for p in programs], launches, lambda p, _: (p.tvm_json, target), facts)
+        built = self._build_for_export([(p, key) for p in programs], launches, lambda p, _: (p.tvm_json, target), facts)
         entries: list[Entry] = []
         failures: dict[str, str] = {}
         for program in programs:
-            item, code = self.store.built_program(program.hash, key)
+            item, code = built[program.hash, key]
             if "failure" in item:
                 failures[program.hash] = item["failure"]
                 continue
@@ -374,19 +374,6 @@ class _Exporter(Collector):
             estimate = {"estimate_s": round(_estimate_s(counts, self._configuration.device), 3)}
             entries.append(Entry(identity | item | counts | estimate, {member: code}))
         return entries, failures
-
-    def about(self, failures: Mapping[str, str], command: str) -> dict[str, Any]:
-        """Return what the import of the results needs."""
-        from importlib.metadata import version
-
-        return {
-            **describe(self._configuration),
-            "tvm": version("apache-tvm"),
-            "seed": self.settings.seed,
-            "tasks": len(self._wanted),
-            "command": command,
-            "failures": dict(failures),
-        }
 
 
 def _estimate_s(counts: Mapping[str, float], device: DeviceSpec) -> float:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,13 +31,13 @@ from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, UnknownDevic
 from cdmpp.utils.writing import make_folder, replacing
 
 HOST = "host.json"
+#: Times of an item of the host part.
+_CLOCKS = ("host", "device")
 _HOST_NOTE = f"`{HOST}` has the host's time per call by case, with an idle GPU and behind a busy one, in seconds."
 
 
-def write_host(
-    folder: Path, about: Mapping[str, Any], files: Sequence[tuple[Results, DeviceSpec]], out: Path
-) -> list[str]:
-    """Write :data:`HOST`, the table of host times in seconds. Returns sentences for the card."""
+def write_host(folder: Path, about: Mapping[str, Any], files: Sequence[tuple[Results, DeviceSpec]], out: Path) -> None:
+    """Write :data:`HOST`, the table of host times in seconds."""
     rows = []
     for file, device in files:
         items = _items(folder, about, file)
@@ -46,13 +45,9 @@ def write_host(
             item, repeats = items[result["id"]], result["repeats_s"]
             rows.append(
                 {
-                    "case": item["case"],
-                    "queue": item["queue"],
-                    "nodes": item["nodes"],
-                    "host_s": _median(repeats.get("host")),
-                    "device_s": _median(repeats.get("device")),
-                    "host_repeats_s": list(repeats.get("host", ())),
-                    "device_repeats_s": list(repeats.get("device", ())),
+                    **{name: item[name] for name in ("case", "queue", "nodes")},
+                    **{f"{clock}_s": _median(repeats.get(clock)) for clock in _CLOCKS},
+                    **{f"{clock}_repeats_s": list(repeats.get(clock, ())) for clock in _CLOCKS},
                     "failure": result["failure"],
                     "device": device.name,
                     "measured_at": utc_text(result["at"]),
@@ -61,7 +56,6 @@ def write_host(
     machines = [machine for file, _ in files for machine in file.machines]
     with replacing(out / HOST) as aside:
         aside.write_text(json.dumps({"format": 1, "machines": machines, "rows": rows}, indent=1), encoding="utf-8")
-    return [_HOST_NOTE]
 
 
 def _items(folder: Path, about: Mapping[str, Any], file: Results) -> dict[str, dict[str, Any]]:
@@ -113,26 +107,22 @@ def program_rows(
         name = result["id"]
         if name not in programs:
             raise DataError(f"{folder / HOME} has no program {name}", hint="use the folder that exported the parts")
-        measurement = StoredMeasurement(name, device.name, FIRST, failure=result["failure"])
-        flushed: Sequence[float] = ()
-        if not result["failure"]:
-            warm, flushed = (tuple(result["repeats_s"].get(protocol, ())) for protocol in ("warm", "flushed"))
+        failure, times = result["failure"], result["repeats_s"]
+        warm, flushed = (() if failure else tuple(times.get(protocol, ())) for protocol in ("warm", "flushed"))
+        measurement = StoredMeasurement(name, device.name, FIRST, failure=failure)
+        if not failure:
             if not warm or not flushed:
                 raise DataError(f"{file.path}: program {name} has no times and no failure", hint="run the part again")
-            warm_s, flushed_s = float(np.median(warm)), float(np.median(flushed))
-            if reason := _impossible_program(items[name], device, warm_s, flushed_s):
+            warm_s = float(np.median(warm))
+            if reason := _impossible_program(items[name], device, warm_s, float(np.median(flushed))):
                 impossible[name] = reason
                 measurement, flushed = replace(measurement, failure=f"impossible time: {reason}"), ()
             else:
-                measurement = replace(
-                    measurement,
-                    repeats_s=warm,
-                    latency_s=warm_s,
-                    spread=relative_spread(warm),
-                    once=bool(result.get("once")),
-                    measured_at=result["at"],
+                spread, once = relative_spread(warm), bool(result.get("once"))
+                measurement = StoredMeasurement(
+                    name, device.name, FIRST, warm, warm_s, spread, once=once, measured_at=result["at"]
                 )
-        machine = file.machine(result)
+        machine = file.machines[result["call"]]
         conditions = {
             **{"target": facts["target"], "threads": facts["threads"], "affinity": "", "tvm": facts["tvm"]},
             "flushed_s": repr(float(np.median(flushed))) if flushed else "",
@@ -213,7 +203,7 @@ def import_results(
     devices = []
     seen: set[tuple[str, str]] = set()
     for file in results:
-        with _of_this_job(file):
+        try:
             _check(file, about)
             device = _device(file, about)
             devices.append(device)
@@ -225,6 +215,12 @@ def import_results(
             seen |= items
             if file.head["kind"] == KIND:
                 rows += program_rows(folder, about, file, device, drop_impossible=drop_impossible)
+        except CdmppError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError) as error:  # fields that are missing or strange
+            raise DataError(
+                f"{file.path} does not fit the job: {error!r}", hint="copy the results and the job again"
+            ) from None
     if not rows:
         raise DataError("the result files have no programs", hint="import the host part together with the others")
     make_folder(result)
@@ -232,22 +228,10 @@ def import_results(
     notes = [*PROGRAMS_HOW, *_machines(results)]
     pairs = [pair for pair in zip(results, devices, strict=True) if pair[0].head["kind"] == "host"]
     if pairs:
-        notes += write_host(folder, about, pairs, result)
+        write_host(folder, about, pairs, result)
+        notes.append(_HOST_NOTE)
     write_card(result, command=about[KIND]["command"], notes=notes, faults=_missing(about, results, devices))
     return result
-
-
-@contextmanager
-def _of_this_job(file: Results) -> Iterator[None]:
-    """Turn what a result with missing or strange fields raises into one error."""
-    try:
-        yield
-    except CdmppError:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(
-            f"{file.path} does not fit the job: {error!r}", hint="copy the results and the job again"
-        ) from None
 
 
 def _check(file: Results, about: Mapping[str, Any]) -> None:

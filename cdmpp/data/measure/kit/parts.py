@@ -14,7 +14,6 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +130,9 @@ def write_parts(
         if path.stat().st_size > limit:
             raise DataError(f"{path} has more than {limits.part_mib:g} MiB", hint="choose a larger --part-mib")
         listed.append({"kind": kind, "items": [entry.item["id"] for entry in part], "bytes": path.stat().st_size})
-    _copy_runtime(folder)
+    shutil.rmtree(folder / RUNTIME, ignore_errors=True)
+    shutil.copytree(runtime.__path__[0], folder / RUNTIME, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / LAUNCHER).write_text(_LAUNCHER_TEXT, encoding="utf-8")
     content = {"format": FORMAT, "job": job, "device": device, "parts": listed, **about}
     with replacing(folder / HOME / JOB) as aside:
         aside.write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -178,7 +179,8 @@ def _split(entries: Sequence[Entry], limit: int) -> Iterator[list[Entry]]:
     part: list[Entry] = []
     size = 0
     for entry in entries:
-        needed = _packed_bytes(entry)
+        members = sum(_MEMBER_BYTES + len(zlib.compress(content)) for content in entry.members.values())
+        needed = members + len(zlib.compress(json.dumps(entry.item).encode()))
         if part and size + needed > limit * _FILL:
             yield part
             part, size = [], 0
@@ -186,11 +188,6 @@ def _split(entries: Sequence[Entry], limit: int) -> Iterator[list[Entry]]:
         size += needed
     if part:
         yield part
-
-
-def _packed_bytes(entry: Entry) -> int:
-    members = sum(_MEMBER_BYTES + len(zlib.compress(content)) for content in entry.members.values())
-    return members + len(zlib.compress(json.dumps(entry.item).encode()))
 
 
 def _job_id(device: str, entries: Mapping[str, Sequence[Entry]]) -> str:
@@ -213,16 +210,6 @@ def _write_part(path: Path, head: Mapping[str, Any], entries: Sequence[Entry]) -
             archive.writestr(zipfile.ZipInfo(name, _DATE), content, zipfile.ZIP_DEFLATED, 9)
 
 
-def _copy_runtime(folder: Path) -> None:
-    target = folder / RUNTIME
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir()
-    for source in resources.files(runtime).iterdir():
-        if source.name.endswith(".py"):
-            (target / source.name).write_bytes(source.read_bytes())
-    (folder / LAUNCHER).write_text(_LAUNCHER_TEXT, encoding="utf-8")
-
-
 @dataclass(frozen=True)
 class Results:
     """A result file.
@@ -235,18 +222,14 @@ class Results:
     machines : list of dict
         Description of the machine, one for each call of ``run.py``.
     items : list of dict
-        Results: "id", "failure", "repeats_s" (protocol to list of seconds), "call", and the fields of the kind.
+        Results: "id", "failure", "repeats_s" (protocol to list of seconds), "call" (index of the machine), and the
+        fields of the kind.
     """
 
     path: Path
     head: dict[str, Any]
     machines: list[dict[str, Any]]
     items: list[dict[str, Any]]
-
-    def machine(self, item: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the description of the machine at the time of an item."""
-        machine: dict[str, Any] = self.machines[item["call"]]
-        return machine
 
 
 def read_results(path: Path) -> Results:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +47,7 @@ class StandInCuda:
         """Return the code."""
         return code
 
-    def prepare(
-        self,
-        module: bytes,
-        name: str,
-        grid: Sequence[int],
-        block: Sequence[int],
-        shared: int,
-        values: Sequence[tuple[str, Any]],
-    ) -> bytes:
+    def prepare(self, module: bytes, name: str, *_: Any) -> bytes:
         """Check that the code has the kernel."""
         if name.encode() not in module:
             raise KitError(f"the code has no kernel {name}")
