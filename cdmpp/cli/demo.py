@@ -190,7 +190,10 @@ def programs(name: str, answer: Mapping[str, Any]) -> Table:
 def tvm_programs(predictions: Sequence[Prediction]) -> Table:
     """One row per device with the latency of each program of :data:`TVM_PROGRAMS` and its interval."""
     by_device = [[vars(p) for p in predictions[i :: len(CPUS)]] for i in range(len(CPUS))]
-    rows = [(own[0]["device"], *(c for p in own for c in (_latency(p, interval=True), _mark(p)))) for own in by_device]
+    rows = [
+        (rows_of_device[0]["device"], *(c for p in rows_of_device for c in (_latency(p, interval=True), _mark(p))))
+        for rows_of_device in by_device
+    ]
     title = "TVM programs: a float32 product of 256 x 256 matrices as written and as scheduled [80 % interval]"
     return Table(("device", *(c for p in by_device[0] for c in (p["name"], "domain"))), rows, title=title)
 

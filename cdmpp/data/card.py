@@ -325,7 +325,7 @@ def merge_folders(
             f"the folders seal different networks: {named}", hint="merge folders that seal the same networks"
         )
     records = concat([load_table(folder) for folder in folders])
-    repeats = [load_table(found) for found in map(repeats_file, folders) if found is not None]
+    repeats = [load_table(repeats_path) for repeats_path in map(repeats_file, folders) if repeats_path is not None]
     path.mkdir(parents=True, exist_ok=True)
     # The seal first: a merge that is killed leaves no records without it.
     for stated, count in seals:

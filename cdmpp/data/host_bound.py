@@ -38,7 +38,7 @@ def host_bound_rows(table: MeasurementTable, bound_s: NDArray[np.float64]) -> Ma
     bound_s : (n,)
         Physical bound of each row, in seconds; NaN where there is none.
     """
-    found = np.zeros(len(table), dtype=np.bool_)
+    is_bound = np.zeros(len(table), dtype=np.bool_)
     with np.errstate(invalid="ignore"):
         far = (table.latency_s > FAR * bound_s) & ~table.protocol.is_("eager") & table.implementation.is_("fused")
     for block in table.specs:
@@ -58,5 +58,5 @@ def host_bound_rows(table: MeasurementTable, bound_s: NDArray[np.float64]) -> Ma
                 on_it = group[table.latency_s[group] <= ON_THE_FLOOR * floors[number]]
                 low, high = np.quantile(bound_s[on_it], (0.1, 0.9))
                 if 2 * len(on_it) >= len(group) and high >= SPREAD * low:
-                    found[on_it] = True
-    return found
+                    is_bound[on_it] = True
+    return is_bound

@@ -105,9 +105,17 @@ def product_work(dtype: str, flags: Flags, f: Sizes) -> tuple[Float64, Float64]:
     """``linear`` and ``bmm``."""
     batch = f.get("batch", np.float64(1))
     flops = 2 * batch * f["m"] * f["n"] * f["k"]
-    own = DTYPE_BYTES[dtype]
-    out = 4.0 if flags.get("out_dtype") == "float32" else max(own, _WIDE) if flags.get("scaling") else own
-    moved = batch * (f["m"] * f["k"] * own + f["k"] * f["n"] * weight_bytes(dtype, flags) + f["m"] * f["n"] * out)
+    element_size = DTYPE_BYTES[dtype]
+    out = (
+        4.0
+        if flags.get("out_dtype") == "float32"
+        else max(element_size, _WIDE)
+        if flags.get("scaling")
+        else element_size
+    )
+    moved = batch * (
+        f["m"] * f["k"] * element_size + f["k"] * f["n"] * weight_bytes(dtype, flags) + f["m"] * f["n"] * out
+    )
     if flags.get("bias"):
         flops, moved = flops + f["m"] * f["n"], moved + f["n"] * out
     return flops, moved
@@ -117,16 +125,16 @@ def experts_work(operator: str, dtype: str, flags: Flags, sizes: Sizes) -> tuple
     """``moe``, ``moe_w13`` and ``grouped_gemm`` of the rank with most rows; only experts with rows are read."""
     load = {n: v.astype(np.float64) for n, v in derived_sizes(operator, {**flags, **sizes}).items()}
     f = {name: column.astype(np.float64) for name, column in sizes.items()}
-    own, weight = DTYPE_BYTES[dtype], weight_bytes(dtype, flags)
-    out = max(own, _WIDE)
+    element_size, weight = DTYPE_BYTES[dtype], weight_bytes(dtype, flags)
+    out = max(element_size, _WIDE)
     rows, active = load["rank_rows"], load["active"]
     if operator == "grouped_gemm":
         flops = 2 * rows * f["n"] * f["k"]
-        return flops, rows * f["k"] * own + active * f["n"] * f["k"] * weight + rows * f["n"] * out
+        return flops, rows * f["k"] * element_size + active * f["n"] * f["k"] * weight + rows * f["n"] * out
     inner, hidden = load["rank_intermediate"], f["hidden"]
     columns = inner * (2 if flags["gated"] else 1)
     tokens = np.minimum(f["tokens"], rows)
-    flops, moved = 2 * rows * hidden * columns, tokens * hidden * own + active * hidden * columns * weight
+    flops, moved = 2 * rows * hidden * columns, tokens * hidden * element_size + active * hidden * columns * weight
     if operator == "moe_w13":
         return flops, moved + rows * columns * out
     return flops + 2 * rows * hidden * inner, moved + active * hidden * inner * weight + tokens * hidden * out
@@ -143,7 +151,7 @@ def expert_weight_bytes(operator: str, dtype: str, flags: Flags, sizes: Sizes) -
 
 def latent_attention_work(operator: str, dtype: str, flags: Flags, f: Sizes) -> tuple[Float64, Float64]:
     """``mla_prefill`` and ``mla_decode``; the least traffic of both reads the latent cache once."""
-    own = DTYPE_BYTES[dtype]
+    element_size = DTYPE_BYTES[dtype]
     cache = DTYPE_BYTES[str(flags.get("kv_dtype") or dtype)]
     keys, new = f["past_len"] + f["q_len"], f["batch"] * f["q_len"]
     pairs = new * f["heads"] * (f["past_len"] + (f["q_len"] + 1) / 2)
@@ -153,7 +161,7 @@ def latent_attention_work(operator: str, dtype: str, flags: Flags, f: Sizes) -> 
     flops = 2 * pairs * (query + value)
     moved = f["batch"] * keys * (f["latent"] + f["rope"]) * cache
     if not flags.get("module"):
-        return flops, moved + new * f["heads"] * (query * own + value * max(own, _WIDE))
+        return flops, moved + new * f["heads"] * (query * element_size + value * max(element_size, _WIDE))
     down = f["hidden"] * (f["q_latent"] + f["latent"] + f["rope"])
     up = f["q_latent"] * f["heads"] * (f["nope"] + f["rope"])
     expand = f["latent"] * f["heads"] * (f["nope"] + f["v_dim"])

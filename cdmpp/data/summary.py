@@ -224,7 +224,7 @@ def disturbed(records: MeasurementTable, repeats: MeasurementTable | None, facto
     """
     if not factor > 0:
         raise DataError(f"factor = {factor:g} of the noise floor", hint="any number above 0, 3 by default")
-    floors = {name: one["median"] for name, one in noise_floor(records, repeats)["noise_floor_by_device"].items()}
+    floors = {name: floor["median"] for name, floor in noise_floor(records, repeats)["noise_floor_by_device"].items()}
     rows = np.flatnonzero(measured(records))
     unknown = sorted(set(records.device.array()[rows].tolist()) - set(floors))
     if unknown:
@@ -232,14 +232,14 @@ def disturbed(records: MeasurementTable, repeats: MeasurementTable | None, facto
             f"no program was measured twice on {', '.join(unknown)}: the noise floor is unknown",
             hint="let cdmpp collect measure its second round, or leave the device out",
         )
-    spreads, gaps, found = spread(records), _gaps(records, repeats), []
+    spreads, gaps, disturbed_rows = spread(records), _gaps(records, repeats), []
     for row, key in zip(rows.tolist(), query_keys(records, rows), strict=True):
         floor = floors[key[1]]
-        one = Disturbed(row, key, float(spreads[row]), max(gaps.pop(key, [np.nan])), floor)
+        disturbed_row = Disturbed(row, key, float(spreads[row]), max(gaps.pop(key, [np.nan])), floor)
         # Comparisons with NaN are false.
-        if one.spread > factor * floor or one.difference > factor * floor:
-            found.append(one)
-    return found
+        if disturbed_row.spread > factor * floor or disturbed_row.difference > factor * floor:
+            disturbed_rows.append(disturbed_row)
+    return disturbed_rows
 
 
 def _gaps(records: MeasurementTable, repeats: MeasurementTable | None) -> dict[Key, list[float]]:

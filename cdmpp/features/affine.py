@@ -111,24 +111,24 @@ def _merged(a: AffineRange, b: AffineRange) -> Mapping[int, Crossing]:
 
 
 def _earliest(a: Crossing | None, b: Crossing | None) -> Crossing:
-    one, two = a or b, b or a
-    assert one is not None and two is not None
-    return min(one[0], two[0]), min(one[1], two[1]), one[2] and two[2]
+    first, second = a or b, b or a
+    assert first is not None and second is not None
+    return min(first[0], second[0]), min(first[1], second[1]), first[2] and second[2]
 
 
 def crossings(a: AffineRange, divisor: Num, loops: Sequence[Any]) -> Mapping[int, Crossing]:
     """:attr:`AffineRange.crossings` of a // divisor and a % divisor; ``loops`` have an extent each."""
     if type(divisor) is not int or type(a.low) is not int or a.low // divisor == a.high // divisor:
         return a.crossings
-    found, moving = dict(a.crossings), {p: s for p, s in a.steps.items() if loops[p].extent != 1}
+    kept, moving = dict(a.crossings), {p: s for p, s in a.steps.items() if loops[p].extent != 1}
     for loop, step in moving.items():
         if type(step) is int and step % divisor:
             others = [s for other, s in moving.items() if other != loop]
             aligned = math.gcd(divisor, *others) if all(type(s) is int for s in others) else 1
             after = aligned / abs(step)
             late, static = (after, math.inf) if aligned != divisor else (math.inf, after)
-            found[loop] = _earliest(found.get(loop), (late, static, divisor & (divisor - 1) == 0))
-    return found
+            kept[loop] = _earliest(kept.get(loop), (late, static, divisor & (divisor - 1) == 0))
+    return kept
 
 
 def negate(a: AffineRange) -> AffineRange:
@@ -142,9 +142,9 @@ def multiply(a: AffineRange, b: AffineRange) -> AffineRange:
         a, b = b, a
     if b.is_number():
         factor = b.low
-        one, two = a.low * factor, a.high * factor
+        low, high = a.low * factor, a.high * factor
         return AffineRange(
-            minimum(one, two), maximum(one, two), {k: s * factor for k, s in a.steps.items()}, a.indirect, a.crossings
+            minimum(low, high), maximum(low, high), {k: s * factor for k, s in a.steps.items()}, a.indirect, a.crossings
         )
     corners = (a.low * b.low, a.low * b.high, a.high * b.low, a.high * b.high)
     low, high = corners[0], corners[0]

@@ -366,8 +366,8 @@ def predictions_text(predictions: Sequence[Prediction]) -> str:
     devices: dict[str, list[Prediction]] = {}
     for p in predictions:
         devices.setdefault(p.device, []).append(p)
-    names = [[p.name for p in own] for own in devices.values()]
-    if len(devices) > 1 and len(names[0]) > 1 and all(own == names[0] for own in names):
+    names = [[p.name for p in of_device] for of_device in devices.values()]
+    if len(devices) > 1 and len(names[0]) > 1 and all(of_device == names[0] for of_device in names):
         rows = [
             (row[0].name, *(latency_text(p.latency_s, p.domain) for p in row))
             for row in zip(*devices.values(), strict=True)

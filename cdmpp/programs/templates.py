@@ -122,9 +122,9 @@ def symbols(operator: str) -> tuple[str, ...]:
 def all_classes() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Every (operator, dtype, flags) that a specification can ask for."""
     for operator, dtype in ((name, dtype) for name, spec in lowered_operators().items() for dtype in spec.dtypes):
-        for own in _own_flags(operator, dtype):
+        for own_flags in _own_flags(operator, dtype):
             for shape in _shape_flags(operator):
-                flags = {**own, **shape}
+                flags = {**own_flags, **shape}
                 if not (flags.get("bias") and flags.get("direction", "fwd") != "fwd"):
                     yield operator, dtype, {name: value for name, value in flags.items() if value is not None}
 

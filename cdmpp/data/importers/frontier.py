@@ -92,7 +92,7 @@ def attention_groups(raw: RawTable, op: Labels, shard: Callable[[IntColumn], Int
     batches = _Batches(raw)
     empty = without_kernel(op, batches.prefill, batches.unknown)
     heads, kv_heads = shard(raw.ints("n_q_head")), shard(raw.ints("n_kv_head"))
-    head_dim, one = raw.ints("head_dim"), IntColumn.constant(1, len(raw))
+    head_dim, ones = raw.ints("head_dim"), IntColumn.constant(1, len(raw))
     sizes = {"past_len": batches.past, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     for name, columns in _VIEWS.items():
         views = IntColumn.constant(columns, len(raw))
@@ -100,7 +100,7 @@ def attention_groups(raw: RawTable, op: Labels, shard: Callable[[IntColumn], Int
     yield Group(
         "attention_prefill", op.is_("attn_prefill") & ~empty, {"batch": batches.batch, "q_len": batches.new, **sizes}
     )
-    yield Group("attention_decode", op.is_("attn_decode") & ~empty, {"batch": batches.batch, "q_len": one, **sizes})
+    yield Group("attention_decode", op.is_("attn_decode") & ~empty, {"batch": batches.batch, "q_len": ones, **sizes})
     saved = kv_heads.times(head_dim).times(IntColumn.constant(2, len(raw)))
     yield Group("kv_cache_save", op.is_("attn_kv_cache_save"), {"rows": batches.tokens, "cols": saved})
 

@@ -70,13 +70,13 @@ def _attention(raw: RawTable, op: Labels) -> Iterator[Group]:
     """Groups of the rows that share operator, phase, ``cfg`` and types."""
     phase, config = raw.labels("phase"), raw.labels("cfg")
     types, cache = raw.labels("dtype").map(_type), raw.labels("kv_dtype").map(_type)
-    one = IntColumn.constant(1, len(raw))
-    batch = _or(raw.ints("batch_size"), one)
+    ones = IntColumn.constant(1, len(raw))
+    batch = _or(raw.ints("batch_size"), ones)
     for rows, (name, when, cfg, dtype, kv) in combinations(op, phase, config, types, cache):
         dims = _numbers(cfg)
         if name not in ("mha", "mla", "dsa") or dims is None or when not in ("prefill", "decode"):
             continue
-        new = _or(raw.ints("q_len"), one if when == "decode" else raw.ints("seq_len"))
+        new = _or(raw.ints("q_len"), ones if when == "decode" else raw.ints("seq_len"))
         keys = _or(raw.ints("kv_len"), raw.ints("seq_len"))
         lengths = {"batch": batch, "q_len": new, "past_len": keys.minus(new)}
         group = _one_attention(name, when, cfg, dims, lengths)

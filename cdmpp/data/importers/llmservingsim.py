@@ -208,12 +208,12 @@ _LENGTHS = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 def _attention_groups(raw: RawTable, op: Labels) -> list[Group]:
     heads = {name: raw.ints(name) for name in _HEADS}
     chunk, cached, sequences, past = (raw.ints(name) for name in _LENGTHS)
-    one = IntColumn.constant(1, len(raw))
+    ones = IntColumn.constant(1, len(raw))
     return [
         Group(name, op.is_(name), {**sizes, **heads})
         for name, sizes in (
-            ("attention_prefill", {"batch": one, "q_len": chunk, "past_len": cached}),
-            ("attention_decode", {"batch": sequences, "q_len": one, "past_len": past}),
+            ("attention_prefill", {"batch": ones, "q_len": chunk, "past_len": cached}),
+            ("attention_decode", {"batch": sequences, "q_len": ones, "past_len": past}),
             ("attention_mixed", {"q_len": chunk, "past_len": cached, "decodes": sequences, "decode_past_len": past}),
         )
     ]

@@ -163,8 +163,8 @@ def _is_expression(text: str) -> bool:
             case ast.Call(
                 ast.Name("Pow" | "PowByNatural" | "FloatPow" | "LShift" | "RShift"), [base, exponent], []
             ) | ast.BinOp(base, ast.Pow(), exponent):
-                found = _EXPONENT.fullmatch(ast.unparse(exponent))
-                power *= max(1, int(found[1])) if found else _MAX_POWER + 1
+                matched = _EXPONENT.fullmatch(ast.unparse(exponent))
+                power *= max(1, int(matched[1])) if matched else _MAX_POWER + 1
                 remaining.append(base)
                 if power > _MAX_POWER:
                     return False

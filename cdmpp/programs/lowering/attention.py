@@ -52,9 +52,9 @@ def attend(
     rd, rk = te.reduce_axis((0, depths[0]), name="rd"), te.reduce_axis((0, keys), name="rk")
 
     def score(z: Any, h: Any, i: Any, j: Any) -> Any:
-        one, other = query(z, i, h, rd), key(z, j, h, rd)
-        kind = accumulator(dtype_of(one), dtype_of(other))
-        return te.sum(cast(one, kind) * cast(other, kind), axis=rd)
+        rotated, other = query(z, i, h, rd), key(z, j, h, rd)
+        kind = accumulator(dtype_of(rotated), dtype_of(other))
+        return te.sum(cast(rotated, kind) * cast(other, kind), axis=rd)
 
     scores = te.compute((b, heads, sq, keys), score, name=f"{prefix}scores")
     factor = const(FACTOR, str(scores.dtype))

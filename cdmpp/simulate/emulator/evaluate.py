@@ -117,13 +117,13 @@ def peaks(order: Ints, begin: Ints, at_start: Floats, at_end: Floats, resident: 
     """
     for rank in range(begin.shape[0] - 1):
         held = resident[rank]
-        most = held
+        highest = held
         for place in range(begin[rank], begin[rank + 1]):
             task = order[place]
             held += at_start[task]
-            most = max(most, held)
+            highest = max(highest, held)
             held += at_end[task]
-        peak[rank] = most
+        peak[rank] = highest
 
 
 #: Structures whose frames are held.

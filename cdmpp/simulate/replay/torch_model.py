@@ -279,7 +279,11 @@ def _watching(module: nn.Module) -> Iterator[tuple[_Stamps, dict[str, list[str]]
 def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[_Stamps]) -> MeasuredModule:
     sizes = {n: float(p.numel() * p.element_size()) for n, p in module.named_parameters()}
     # Modules that did not run have no gradient and are not layers.
-    names = {name: own for name, own in names.items() if all(n in stamp.gradients for stamp in found for n in own)}
+    names = {
+        name: of_part
+        for name, of_part in names.items()
+        if all(n in stamp.gradients for stamp in found for n in of_part)
+    }
     if not names:
         raise InvalidProgramError("no layer had gradients", hint="the loss depends on no trained parameter")
 
@@ -290,8 +294,8 @@ def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[
         return sorted(keys, key=lambda key: statistics.median(times(stamp)[key] - stamp.start for stamp in found))
 
     called = order(lambda stamp: stamp.forward, list(names))
-    arrived = order(lambda stamp: stamp.gradients, [n for own in names.values() for n in own])
-    last = {name: max(own, key=arrived.index) for name, own in names.items()}
+    arrived = order(lambda stamp: stamp.gradients, [n for of_part in names.values() for n in of_part])
+    last = {name: max(of_part, key=arrived.index) for name, of_part in names.items()}
     finished = sorted(names, key=lambda name: arrived.index(last[name]))
 
     def spans(ends: Callable[[_Stamps], Sequence[float]], begin: Callable[[_Stamps], float]) -> list[float]:

@@ -177,9 +177,11 @@ def align(traces: Sequence[RankTrace]) -> Alignment:
     alignment = Alignment(dict(origins))
     if len(traces) < 2:
         return alignment
-    calls = {rank: _by_signature(trace) for rank, trace in zip(ranks, traces, strict=True)}
-    for signature in dict.fromkeys(signature for found in calls.values() for signature in found):
-        _match(alignment, signature, {rank: found[signature] for rank, found in calls.items() if signature in found})
+    calls = {rank: _of_rank(trace) for rank, trace in zip(ranks, traces, strict=True)}
+    for signature in dict.fromkeys(signature for of_rank in calls.values() for signature in of_rank):
+        _match(
+            alignment, signature, {rank: of_rank[signature] for rank, of_rank in calls.items() if signature in of_rank}
+        )
     if not alignment.matches:
         alignment.remarks.append(
             "the ranks have no collective in common: each is replayed alone, on the clock of its own file"
@@ -200,7 +202,7 @@ def align(traces: Sequence[RankTrace]) -> Alignment:
     return alignment
 
 
-def _by_signature(trace: RankTrace) -> dict[tuple[object, ...], list[TraceEvent]]:
+def _of_rank(trace: RankTrace) -> dict[tuple[object, ...], list[TraceEvent]]:
     found: dict[tuple[object, ...], list[TraceEvent]] = {}
     for event in sorted(trace.events, key=lambda event: event.start_s):
         call = collective_of(event)

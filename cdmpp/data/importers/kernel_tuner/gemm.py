@@ -58,8 +58,8 @@ class Side:
 
     def element(self, vector: Any, lane: Any, thread: Any, threads: int) -> Any:
         """Position in the tile of a lane of a thread's vector."""
-        own = self.tile // threads // self.vector
-        place = thread + vector * threads if self.strided else vector + thread * own
+        per_thread = self.tile // threads // self.vector
+        place = thread + vector * threads if self.strided else vector + thread * per_thread
         return place * self.vector + lane
 
 

@@ -78,8 +78,8 @@ def dedispersion_program(parameters: Parameters, sizes: DedispersionSizes = _DED
 
     def index(block: Any, thread: Any, item: Any, axis: str) -> Any:
         size, tile = parameters[f"block_size_{axis}"], parameters[f"tile_size_{axis}"]
-        own = thread + item * size if parameters[f"tile_stride_{axis}"] else thread * tile + item
-        return block * (size * tile) + own
+        place = thread + item * size if parameters[f"tile_stride_{axis}"] else thread * tile + item
+        return block * (size * tile) + place
 
     with IRBuilder() as builder, ir.prim_func():
         ir.func_name("main")
@@ -139,21 +139,21 @@ def pnpoly_program(parameters: Parameters, sizes: PolygonSizes = _POLYGON) -> Pr
         inside = ir.arg("inside", ir.buffer((sizes.points,), "int32"))
         with ir.thread_binding(grid, "blockIdx.x") as block_index, ir.thread_binding(block, "threadIdx.x") as thread:
             first = block_index * (block * tile) + thread
-            own = ir.alloc_buffer((tile, 2), "float32", scope="local")
+            sums = ir.alloc_buffer((tile, 2), "float32", scope="local")
             count = ir.alloc_buffer((tile,), "int32", scope="local")
             slope = ir.alloc_buffer((1,), "float32", scope="local")
             crosses = ir.alloc_buffer((1,), "bool", scope="local")
             with ir.unroll(tile) as item:
                 ir.buffer_store(count, 0, [item])
                 with ir.If(first + item * block < sizes.points), ir.Then(), ir.vectorized(2) as axis:
-                    ir.buffer_store(own, points[first + item * block, axis], [item, axis])
+                    ir.buffer_store(sums, points[first + item * block, axis], [item, axis])
             with ir.serial(sizes.vertices) as j:
                 before = (j + sizes.vertices - 1) % sizes.vertices
                 x, y, y_before = vertices[j, 0], vertices[j, 1], vertices[before, 1]
                 ir.buffer_store(slope, (vertices[before, 0] - x) / (y_before - y), [0])
                 with ir.unroll(tile) as item:
-                    left = own[item, 0] < slope[0] * (own[item, 1] - y) + x
-                    between = _between(parameters["between_method"], own[item, 1], y, y_before)
+                    left = sums[item, 0] < slope[0] * (sums[item, 1] - y) + x
+                    between = _between(parameters["between_method"], sums[item, 1], y, y_before)
                     ir.buffer_store(crosses, ir.And(between, left), [0])
                     if method == 1:
                         ir.buffer_store(count, count[item] + ir.Cast("int32", crosses[0]), [item])
