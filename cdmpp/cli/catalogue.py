@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdmpp.cli.output import JsonOption, ModelOption, percent, print_json, print_table
-from cdmpp.utils.units import format_si, format_latency
+from cdmpp.utils.units import format_latency, format_si
 
 if TYPE_CHECKING:
     from cdmpp.devices.spec import DeviceSpec

@@ -153,7 +153,9 @@ class Alike:
         smaller = [nearest(device, [spec for spec in specs if is_larger(device, spec)]) for specs in levels]
         # Of two with the same figures and without a measurement of the type, the lower prediction holds for both.
         apart = [spec for spec in on_it if not is_larger(device, spec)]
-        larger = [nearest(device, [spec for spec in specs if is_larger(spec, device)]) for specs in (measured_on, apart)]
+        larger = [
+            nearest(device, [spec for spec in specs if is_larger(spec, device)]) for specs in (measured_on, apart)
+        ]
         below, above = _first(smaller), _first(larger)
         limits = []
         if below < len(smaller) and below <= above:
