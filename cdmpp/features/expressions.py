@@ -97,6 +97,9 @@ class Expressions:
         self.predicates: Num = 0
         #: Element type of the last stored value's arithmetic.
         self.compute_type = "float32"
+        #: Nodes of its constant coefficients (:meth:`is_coefficient`).
+        self.coefficients: list[int] = []
+        self._is_coefficient: dict[int, bool] = {}
         #: Library calls in it, in units of an exponential, and the reads of each (:attr:`Leaf.call_reads`).
         self.library_calls = 0.0
         self.call_reads: list[list[Access]] = []
@@ -277,6 +280,7 @@ class Expressions:
     def value(self, index: int, counts: list[int], reads: list[Access]) -> None:
         """Count the arithmetic of a stored value and collect its reads (indices are not arithmetic)."""
         calls: list[int] = []
+        self.coefficients = []
         self._value(index, counts, reads, calls)
         before = self.compute_type, self.library_calls, self.predicates
         self.call_reads = [[] for _ in calls[:_MAX_CALLS]]
@@ -303,8 +307,9 @@ class Expressions:
                     self.compute_type = self.dtype(item)
             elif kind in _ARITHMETIC:
                 self._count_arithmetic(kind, data, counts)
-                stack.append(data["b"])
-                stack.append(data["a"])
+                for operand in (data["b"], data["a"]):
+                    folded = kind == "Mul" and self.is_coefficient(operand)
+                    (self.coefficients if folded else stack).append(operand)
             elif kind == "Cast":
                 floats = "float" in self.dtype(item) or "float" in self.dtype(data["value"])
                 counts[_OP["float_cast" if floats else "int_other"]] += 1
@@ -329,6 +334,34 @@ class Expressions:
                 reads.append(Access(self.buffer(item), [AffineRange(0, 0)]))
         if not self.compute_type:
             self.compute_type = "int32" if "Int" in nodes[index]["type"] else "float32"
+
+    def is_coefficient(self, index: int) -> bool:
+        """Whether a factor is chosen among numbers by unrolled loops alone, as those of Winograd's transforms are.
+
+        TVM folds it when it unrolls. A product with 0 vanishes, and with it what it is added to.
+        """
+        known = self._is_coefficient.get(index)
+        if known is None:
+            self._is_coefficient[index] = known = self._computes_coefficient(index)
+        return known
+
+    def _computes_coefficient(self, index: int) -> bool:
+        stack, chosen = [index], self.nodes[index]["type"].endswith("Select")
+        while chosen and stack:
+            item = stack.pop()
+            self.spend(1)
+            kind, data = self.nodes[item]["type"].rpartition(".")[2], self.nodes[item].get("data")
+            if kind == "Var":
+                value = self.env.get(item)
+                chosen = value is not None and not value.indirect
+                chosen &= all(self.ast.loops[loop].kind == "unrolled" for loop in value.steps) if value else False
+            elif kind == "Select":
+                stack += (data["condition"], data["true_value"], data["false_value"])
+            elif kind in INTEGER or kind in _LOGIC or kind in _COMPARISONS:
+                stack += (data[side] for side in ("a", "b") if side in data)
+            else:
+                chosen = kind.endswith("Imm")
+        return chosen
 
     def _count_arithmetic(self, kind: str, data: dict[str, Any], counts: list[int]) -> None:
         what = _ARITHMETIC[kind]

@@ -139,6 +139,8 @@ class Lanes:
             return int(data)
         if kind == "IntImm":
             return int(recorder.data(data["value"]))
+        if kind == "FloatImm":
+            return float(data["value"])
         if kind in _FUNCTIONS:
             return _FUNCTIONS[kind](self.value(data["a"]), self.value(data["b"]))
         if kind == "Not":

@@ -141,7 +141,7 @@ _FIRST = (
 _CPU = (*_FIRST, *_ADDED)
 GPU_NAMES = tuple(f"gpu_{name}" for name in GPU_COLUMNS)
 #: The columns that networks read, and how many of them come first in every version.
-SCHEDULE_VERSION = 7
+SCHEDULE_VERSION = 8
 NETWORK_SCHEDULE_WIDTH, FIRST_WIDTH = len(_CPU) + len(GPU_NAMES), len(_FIRST)
 #: The first of the launch's columns.
 LAUNCH_FROM = len(_CPU)

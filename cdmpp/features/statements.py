@@ -186,12 +186,16 @@ class Recorder(Walker):
         """BufferStore."""
         super().store(data)
         loads: list[Load] = []
+        # Where a coefficient is 0 nothing is computed.
+        before = self._conditions
+        self._conditions = (*before, *((node, True) for node in self.coefficients))
         self._collect(data["value"], self._conditions, loads)
         leaf, indices = self.ast.leaves[-1], self._whole(data["buffer"], self.array(data["indices"]))
         store = leaf.store
         if data["buffer"] in self._corners:
             store = Access(store.buffer, [self.expression(i) for i in indices])
         self._record(leaf.path, store, indices, loads)
+        self._conditions = before
 
     def _record(
         self, path: tuple[int, ...], store: Access, indices: list[int], loads: list[Load], tensor_ops: int = 0

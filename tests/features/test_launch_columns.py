@@ -16,6 +16,7 @@ from cdmpp.data.importers import ansor_program  # noqa: E402
 from cdmpp.features.launch_columns import launch_columns  # noqa: E402
 from cdmpp.features.launch_schema import GPU_COLUMNS, GPU_FLAGS, LAUNCH  # noqa: E402
 from cdmpp.features.statements import Recorder  # noqa: E402
+from cdmpp.programs.frontends.tir import program_from_tvmscript  # noqa: E402
 from cdmpp.programs.program import TensorProgram  # noqa: E402
 from cdmpp.programs.tvm_json import load  # noqa: E402
 
@@ -120,3 +121,27 @@ def test_program_without_threads_has_zeros() -> None:
     module = tvm.IRModule({"main": te.create_prim_func([a, te.compute((8, 8), lambda i, j: a[i, j] * 2.0, name="B")])})
     found = columns(TensorProgram.from_tvm_json(tvm.ir.save_json(module)))
     assert all(values == [0] for values in found.values())
+
+
+def transform(kind: str, factor: str) -> TensorProgram:
+    """b (64, 3) = a (64, 3) times a matrix of constants, as a transform of Winograd's convolution."""
+    return program_from_tvmscript(
+        f"""from tvm.script import tirx as T
+@T.prim_func(s_tir=True)
+def main(a: T.Buffer((64, 3), "float32"), b: T.Buffer((64, 3), "float32")):
+    for t in T.thread_binding(64, thread="threadIdx.x"):
+        for i in T.{kind}(3):
+            for r in T.{kind}(3):
+                b[t, i] = b[t, i] + a[t, r] * {factor}
+"""
+    )
+
+
+def test_a_factor_that_unrolled_loops_choose_is_folded_and_its_zeros_compute_nothing() -> None:
+    """Four of nine factors are not 0; in loops that are left, conditions and products with 0 are computed."""
+    factor = "T.Select(i == r, T.float32(1), T.Select(i == 0 and r == 2, T.float32(-1), T.float32(0)))"
+    folded, left = (columns(transform(kind, factor)) for kind in ("unroll", "serial"))
+    assert (folded["float_ops"], folded["int_ops"], folded["active_lanes"]) == ([4], [0], [0.44])
+    assert left["float_ops"] == [9] and left["int_ops"][0] > 9 and left["active_lanes"] == [1]
+    other = columns(transform("unroll", "T.Select(a[t, 0] > T.float32(0), T.float32(1), T.float32(0))"))
+    assert other["float_ops"][0] > 9 and other["active_lanes"] == [1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from cdmpp.features.schedule import NETWORK_SCHEDULE_WIDTH, SCHEDULE_VERSION
@@ -51,6 +51,9 @@ class NetworkConfig(Options):
     schedule_version: int = number(SCHEDULE_VERSION, least=SCHEDULE_VERSION, most=SCHEDULE_VERSION)
     #: Networks, trained together, whose mean is the answer.
     members: int = number(1, least=1, most=8)
+    #: How many of them, the first ones, answer a program scheduled for a CPU with the sum of its leaves' times. The
+    #: others start from the reference, as for all else. The two kinds err differently, so that their mean errs less.
+    timed_members: int = number(8, least=0, most=8)
 
     @property
     def stored_width(self) -> int:
@@ -61,6 +64,10 @@ class NetworkConfig(Options):
     def leaf_width(self) -> int:
         """Columns of a leaf as the network reads it: with those of the launch on a device behind the encoded ones."""
         return self.stored_width + LAUNCH_WIDTH if self.schedule else WIDTH
+
+    def member(self, place: int) -> NetworkConfig:
+        """Configuration of one of the members."""
+        return replace(self, members=1, timed_members=max(0, self.timed_members - place))
 
     @classmethod
     def of_manifest(cls, fields: dict[str, Any]) -> NetworkConfig:

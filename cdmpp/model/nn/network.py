@@ -6,19 +6,19 @@ reference being arithmetic + traffic + launch floor of the device at hand; the d
 
 All leaves go through each matrix product together; attention is computed for one leaf count at a time.
 
-The time of a scheduled program is the sum of its leaves' times (:meth:`LatencyNetwork.leaf_seconds`), because a
-program runs its leaves one after the other. Each of a leaf's counts (:mod:`cdmpp.features.instructions`: vector
-instructions, cache lines, library calls, ...) has a cost, which the leaf's token adjusts within bounds. The program's
-time is the sum over leaves plus a constant. Costs of instructions that can overlap are combined by a power mean, the
-others add up. The counts are of a CPU. Leaves of a GPU program carry its launch on the device instead
-(:mod:`cdmpp.model.nn.launch_inputs`).
+The time of a program scheduled for a CPU is the sum of its leaves' times (:meth:`LatencyNetwork.leaf_seconds`) in
+``timed_members``, because a program runs its leaves one after the other. Each of a leaf's counts
+(:mod:`cdmpp.features.instructions`: vector instructions, cache lines, library calls, ...) has a cost, which the leaf's
+token adjusts within bounds. The program's time is the sum over leaves plus a constant. Costs of instructions that can
+overlap are combined by a power mean, the others add up. The counts are of a CPU. Leaves of a GPU program carry its
+launch on the device instead (:mod:`cdmpp.model.nn.launch_inputs`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -138,8 +138,7 @@ class LatencyNetwork(nn.Module):
             self.register_buffer(f"{name}_scale", torch.ones(width))
         for name, layer in member_layers(config, devices).items():
             _add_layer(self, name, layer)
-        single_member = replace(config, members=1)
-        self.members = nn.ModuleList(LatencyNetwork(single_member, devices) for _ in range(config.members - 1))
+        self.members = nn.ModuleList(LatencyNetwork(config.member(i), devices) for i in range(1, config.members))
 
     def all_members(self) -> list[LatencyNetwork]:
         """This network and the further ones."""
@@ -249,11 +248,13 @@ class LatencyNetwork(nn.Module):
         return tokens + self._apply_layer(f"{name}.feed.2", nn.functional.gelu(wide))
 
     def _timed(self, part: PaddedRows, tokens: Tensor, inputs: Tensor, logs: Tensor) -> Tensor:
-        """:meth:`leaf_seconds` of the rows of a part, (rows, 2).
+        """:meth:`leaf_seconds` of the rows of a part, (rows, 2); zeros of a member that sums up no times.
 
         Training computes the programs scheduled for a CPU only, padded so that shapes repeat. A prediction computes
         all rows: its shapes must not depend on the other rows.
         """
+        if not self.config.timed_members:
+            return tokens.new_zeros(len(inputs), 2)
         if not self.training:
             return self.leaf_seconds(part.leaves, tokens, part.mask, inputs, logs)
         chosen, count = _counted(part.leaves).any(dim=1).nonzero()[:, 0], len(inputs)

@@ -187,16 +187,19 @@ class _Writer:
         mean, scale = g.weight("input_mean"), g.weight("input_scale")
         inputs = g("Clip", g("Mul", g("Sub", self._raw, mean), scale), -6.0, 6.0)
         outputs = []
-        for g.prefix in member_prefixes(self._config):
-            outputs.append(self._member(inputs))
+        for place, g.prefix in enumerate(member_prefixes(self._config)):
+            outputs.append(self._member(inputs, place < self._config.timed_members))
         points, levels, hidden = zip(*outputs, strict=True)
         g.output(self._mean(points), "point", ["rows"])
         g.output(self._mean(levels), "levels", ["rows", len(LEVELS)])
         g.output(g("MatMul", hidden[0], view), "view", ["rows", view.shape[1]])
         return g.model()
 
-    def _member(self, inputs: Value) -> tuple[Value, Value, Value]:
-        """Point, levels and last hidden layer of the member whose weights the graph finds."""
+    def _member(self, inputs: Value, timed: bool) -> tuple[Value, Value, Value]:
+        """Point, levels and last hidden layer of the member whose weights the graph finds.
+
+        ``timed``: it sums up the times of leaves.
+        """
         g = self._graph
         tokens = self._tokens(inputs)
         bias = g("Unsqueeze", self._pad, np.array([1, 2]))
@@ -204,8 +207,11 @@ class _Writer:
             tokens = self._layer(tokens, f"layers.{layer}", bias)
         tokens = g.norm(tokens, "pool_norm")
         pooled = list(self._pool(tokens))
-        timed = self._leaf_times(tokens, inputs) if self._config.schedule else None
-        return self._decode(pooled, inputs, timed)
+        if self._config.schedule and not timed:
+            pooled.append(g("Mul", g.columns(pooled[0], 0, 2), 0.0))
+        return self._decode(
+            pooled, inputs, self._leaf_times(tokens, inputs) if self._config.schedule and timed else None
+        )
 
     def _mean(self, values: Sequence[Value]) -> Value:
         return self._graph("Mean", *values) if len(values) > 1 else values[0]

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 CONFIGS = [
     replace(TINY, positions=p, head=h, schedule=s)
     for p, h, s in itertools.product(get_args(Positions), ("ratio", "structured"), (False, True))
-] + [replace(TINY, schedule=True, members=3, leaf_hidden=12)]
+] + [replace(TINY, schedule=True, members=3, leaf_hidden=12, timed_members=count) for count in (8, 1)]
 #: Relative error of a latency, so of the exponential of what is compared.
 TOLERANCE = 1e-5
 
