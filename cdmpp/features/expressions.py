@@ -346,22 +346,25 @@ class Expressions:
         return known
 
     def _computes_coefficient(self, index: int) -> bool:
-        stack, chosen = [index], self.nodes[index]["type"].endswith("Select")
-        while chosen and stack:
+        stack = [index]
+        if not self.nodes[index]["type"].endswith("Select"):
+            return False
+        while stack:
             item = stack.pop()
             self.spend(1)
-            kind, data = self.nodes[item]["type"].rpartition(".")[2], self.nodes[item].get("data")
+            kind: str = self.nodes[item]["type"].rpartition(".")[2]
+            data: Any = self.nodes[item].get("data")
             if kind == "Var":
                 value = self.env.get(item)
-                chosen = value is not None and not value.indirect
-                chosen &= all(self.ast.loops[loop].kind == "unrolled" for loop in value.steps) if value else False
+                if value is None or value.indirect or any(self.ast.loops[p].kind != "unrolled" for p in value.steps):
+                    return False
             elif kind == "Select":
                 stack += (data["condition"], data["true_value"], data["false_value"])
             elif kind in INTEGER or kind in _LOGIC or kind in _COMPARISONS:
                 stack += (data[side] for side in ("a", "b") if side in data)
-            else:
-                chosen = kind.endswith("Imm")
-        return chosen
+            elif not kind.endswith("Imm"):
+                return False
+        return True
 
     def _count_arithmetic(self, kind: str, data: dict[str, Any], counts: list[int]) -> None:
         what = _ARITHMETIC[kind]
