@@ -17,6 +17,8 @@ from cdmpp.llm.operators import Step
 
 #: Single steps of one model and layout: compositions differ by a token, and neighbours say the same.
 MAX_STEPS = 100
+#: Series of requests in flight that contradict themselves: 173 of 178 fall by less than a twentieth.
+FALL = 1.2
 ROOT = Path(__file__).parents[2]
 #: Devices of the sources by our name. A GPU of the MI250 rows is one die: dense models take the time of one, though
 #: Mixtral's 93 GB, which no die holds, are there as well (left out, counted).
@@ -89,7 +91,7 @@ class Cell:
 def read_cells(data: Path, configs: Path) -> list[Cell]:
     """Rows that our names cover, one for repeated keys (their median)."""
     alias = configs_by_name(configs)
-    table = read_table(data)
+    table = consistent(read_table(data))
     closed = (table.kind == "closed_loop_agg") & (table.quantity == "tpot_ms")
     # Gathered clusters have counts of GPUs that are no layout of one engine.
     closed &= (table.tp * table.dp == table.gpus) & table.tp.isin([1, 2, 4, 8, 16])
@@ -108,6 +110,16 @@ def read_table(data: Path) -> pd.DataFrame:
     table = pd.read_csv(data / "e2e_llm_serving.csv.gz", low_memory=False)
     old = (table.framework == "vllm") & table.version.fillna("").str.startswith("0.12")
     return table.assign(framework=table.framework.mask(old, "vllm-0.12"))
+
+
+def consistent(table: pd.DataFrame) -> pd.DataFrame:
+    """Without series at fixed concurrency whose time per token falls by :data:`FALL` from a batch to a larger one."""
+    keys = ["framework", "device", "model", "tp", "ep", "dp", "dtype", "input_tokens", "output_tokens"]
+    times = table[(table.kind == "closed_loop_agg") & (table.quantity == "tpot_ms")]
+    medians = times.groupby([*keys, "batch"]).value.median()
+    falls = (medians.groupby(keys).cummax() / medians).groupby(keys).max()
+    wrong = falls.index[falls > FALL]
+    return table[~((table.kind == "closed_loop_agg") & table.set_index(keys).index.isin(wrong))]
 
 
 def _thinned(cells: Sequence[Cell]) -> Iterator[Cell]:

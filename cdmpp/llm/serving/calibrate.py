@@ -47,7 +47,7 @@ NOISE = 0.1
 FOLDS = 20
 #: Rows that the starting profile's residual counts for.
 SURE = 4.0
-#: Loss that the other answer to "does the host overlap the kernels" must save.
+#: Times by which the other answer to "does the host overlap the kernels" must lower the loss.
 SWITCH = 2.0
 MIN_ROWS, MAX_ROWS = 2, 500
 #: Fits after the first one where rows are simulated, each with the engine of the one before.
@@ -194,7 +194,7 @@ def fit_profile(measured: MeasuredLoad, profile: EngineProfile) -> Calibration:
     fits = {overlapped: fit(measured, centre, overlapped) for overlapped in (False, True)}
     # Host time that overlaps the kernels, or does not, only where the rows speak for it.
     overlapped = host.overlapped
-    if fits[not overlapped].loss < fits[overlapped].loss - SWITCH:
+    if fits[not overlapped].loss < fits[overlapped].loss / SWITCH:
         overlapped = not overlapped
     best = fits[overlapped]
     errors = measured.predicted(best.parameters, overlapped) - measured.log_s
