@@ -288,17 +288,8 @@ def _points(cells: Sequence[PricedCell]) -> list[list[float]]:
 
 
 def _batch_class(batch: int) -> str:
-    return (
-        "1"
-        if batch == 1
-        else "2-8"
-        if batch <= 8
-        else "9-32"
-        if batch <= 32
-        else "33-128"
-        if batch <= 128
-        else "129 and more"
-    )
+    largest = {1: "1", 8: "2-8", 32: "9-32", 128: "33-128"}
+    return next((name for most, name in largest.items() if batch <= most), "129 and more")
 
 
 def _by(cells: Sequence[PricedCell], key: Any) -> list[dict[str, Any]]:

@@ -237,11 +237,11 @@ class PricedStep:
 def is_stand_in(part: StepPart) -> bool:
     """Whether another kernel stands for that of a part: it has no operator, or each engine has its own.
 
-    Experts with 16-bit activations and narrower weights are of the second kind: Triton, Marlin and CUTLASS kernels, with
-    their own routing, differ by a factor of two.
+    Experts with 16-bit activations and narrower weights are of the second kind: Triton, Marlin and CUTLASS kernels and
+    their routing differ by a factor of two.
     """
-    weights_only = part.name == "experts" and getattr(part.program, "weight_dtype", None) is not None
-    return part.name in STAND_INS or (weights_only and part.program.dtype in ("bfloat16", "float16"))
+    packed = part.name == "experts" and getattr(part.program, "weight_dtype", None) is not None
+    return part.name in STAND_INS or (packed and part.program.dtype in ("bfloat16", "float16"))
 
 
 def _protocols(part: StepPart, captured: bool) -> tuple[Protocol, ...]:
