@@ -40,7 +40,7 @@ FITTED = {
     "residual",
     "measured",
 }
-#: Least standard deviation in logs of a measured step around the fit: that of layouts within one source.
+#: Standard deviation in logs of a measured step around the fit: that of layouts within one source.
 NOISE = 0.1
 #: Standard deviations beyond which a measured step weighs less (Huber).
 TRUSTED = 2.0
@@ -112,7 +112,7 @@ class TrainingCalibrationPlan:
         for plan in self._plans:
             self._predictions.append(predictions[start : start + len(plan.queries)])
             start += len(plan.queries)
-        factors, noise = np.zeros(len(SPREAD)), max(NOISE, self._engine.residual)
+        factors = np.zeros(len(SPREAD))
         before = self._errors(factors)
         for _ in range(ROUNDS):
             errors = self._errors(factors)
@@ -120,15 +120,15 @@ class TrainingCalibrationPlan:
                 [(self._errors(factors + step) - errors) / 0.01 for step in 0.01 * np.eye(len(SPREAD))], 1
             )
             wanted = slopes @ factors - errors
-            factors = fitted_factors(slopes, wanted, noise)
+            factors = fitted_factors(slopes, wanted)
         after, left_out = self._errors(factors), None
         if len(self._plans) > 1:
             others = [np.arange(len(wanted)) != i for i in range(len(wanted))]
-            fits = [fitted_factors(slopes[rows], wanted[rows], noise) for rows in others]
+            fits = [fitted_factors(slopes[rows], wanted[rows]) for rows in others]
             left_out = np.array([slopes[i] @ fit - wanted[i] for i, fit in enumerate(fits)])
         # The fitted factors are themselves as uncertain as the mean of the steps.
         count, squares = (0, 0.0) if left_out is None else (len(left_out), float((left_out**2).sum()))
-        squares += SURE * noise**2 * (1 + 1 / len(wanted))
+        squares += SURE * max(NOISE, self._engine.residual) ** 2 * (1 + 1 / len(wanted))
         residual = min((squares / (SURE + count)) ** 0.5, 2.0)
         source = {name: text for name, text in self._engine.source.items() if not FITTED & set(name.split(", "))}
         source[", ".join(sorted(FITTED))] = f"measured steps: {len(self._plans)}; prior: {self._engine.name}"
@@ -169,19 +169,19 @@ class TrainingCalibrationPlan:
         return np.asarray(np.log(np.array(steps)) - self._log_s)
 
 
-def fitted_factors(slopes: Array, wanted: Array, noise: float) -> Array:
+def fitted_factors(slopes: Array, wanted: Array) -> Array:
     """Logs of the factors whose sum over ``slopes`` (rows, factors) is near the wanted change of each log step.
 
     The prior is a common change of all factors, which is small or as large as the steps say, and small differences:
-    one step tells the sum only. A step scatters by ``noise`` around its layout's kind, as the profile's residual says.
+    one step tells the sum only.
     """
     rows = np.concatenate([slopes.sum(1, keepdims=True), slopes], 1)
     variance, weights = np.array([0.09, *SPREAD**2]), np.ones(len(rows))
     for _ in range(REWEIGHTINGS):
-        inverse = weights[:, None] * rows / noise**2
+        inverse = weights[:, None] * rows / NOISE**2
         logs = np.linalg.solve(rows.T @ inverse + np.diag(1 / variance), inverse.T @ wanted)
         variance[0] = (COMMON**2 + logs[0] ** 2) / 2
-        weights = np.minimum(1.0, TRUSTED * noise / np.maximum(np.abs(rows @ logs - wanted), 1e-9))
+        weights = np.minimum(1.0, TRUSTED * NOISE / np.maximum(np.abs(rows @ logs - wanted), 1e-9))
     return np.asarray(logs[0] + logs[1:])
 
 
