@@ -5,8 +5,8 @@ of the models' config.json with ``aliases.csv``) with the shipped profile of its
 profiles calibrated to four other rows of its device and engine (five draws), and writes
 ``benchmarks/results/serving_truth.json`` and docs/serving-accuracy.md.
 
-``--fit`` prints the figures of the shipped profiles: one fit for all rows of an engine, each (device, model) with the
-same weight. Rows below the time in which the device reads the weights are counted and left out.
+``--fit`` prints the figures of the shipped profiles: one fit for all rows of an engine, 60 rows of a
+(device, model) at most. Rows below the time in which the device reads the weights are counted and left out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cdmpp.llm.engines import EngineProfile, load_engine
 from cdmpp.llm.engines.profile import KERNELS_ONLY
 from cdmpp.llm.layout import Types
 from cdmpp.llm.memory import weights_read
-from cdmpp.llm.pricing import PricedStep, StepPricing, combined
+from cdmpp.llm.pricing import PricedStep, StepPricing, combined, is_stand_in
 from cdmpp.llm.serving.calibrate import MeasuredBuilder, fit_profile, phase_weights
 
 OUT, DOCUMENT = ROOT / "benchmarks/results/serving_truth.json", ROOT / "docs/serving-accuracy.md"
@@ -43,6 +43,10 @@ COMMAND = "python -m benchmarks.serving_truth --public-data DIR"
 DRAWS, DRAWN = 5, 4
 #: Groups of fewer rows are not calibrated.
 MIN_GROUP = 12
+#: Another engine of the same time, whose host is the prior where a source is left out.
+PRIORS = {"vllm": "trtllm", "trtllm": "vllm", "sglang": "vllm", "vllm-2024": "trtllm-2024", "trtllm-2024": "vllm-2024"}
+#: Most cells of a (source, device, model) in a fit of all.
+SHARE = 60
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -78,6 +82,16 @@ class PricedCell:
             factor = engine.kernel_factor / step.pricing.engine.kernel_factor
             kinds = kinds + often * PricedStep(pricing, step.predictions, factor * step.seconds).kinds()
         return combined(np.asarray(kinds), engine.residual)
+
+    @property
+    def stand_in_s(self) -> float:
+        """Seconds of kernels that stand for others."""
+        return sum(
+            often * seconds
+            for step, often in zip(self.steps, self.runs.tolist(), strict=True)
+            for part, seconds in zip(step.parts, step.seconds[0].tolist(), strict=True)
+            if is_stand_in(part)
+        )
 
     @property
     def roofline_s(self) -> float:
@@ -166,27 +180,33 @@ def errors(cells: Sequence[PricedCell], figures: Array) -> dict[str, float]:
 
 
 def even(cells: Sequence[PricedCell]) -> list[PricedCell]:
-    """As many cells of each (source, device, model), repeated or drawn.
+    """At most :data:`SHARE` cells of each (source, device, model), drawn.
 
-    Cells that the shipped profile misses by more than a factor of two are left out: no host time explains them.
+    Cells are left out that the shipped profile misses by more than a factor of two, or where kernels that stand for
+    others take a tenth of the time: no host time explains them.
     """
     groups: dict[tuple[str, str, str], list[PricedCell]] = defaultdict(list)
     for one in cells:
-        if not 0.5 < one.figures(load_engine(one.cell.engine))[0] / one.cell.seconds < 2:
+        point = one.figures(load_engine(one.cell.engine))[0]
+        if not 0.5 < point / one.cell.seconds < 2 or one.stand_in_s > 0.1 * point:
             continue
         groups[one.cell.source, one.cell.device, one.cell.model].append(one)
     rng = np.random.default_rng(0)
-    return [own[i] for _, own in sorted(groups.items()) for i in rng.choice(len(own), 60, replace=len(own) < 60)]
+    return [own[i] for _, own in sorted(groups.items()) for i in rng.permutation(len(own))[:SHARE]]
 
 
 def source_left_out(cells: Sequence[PricedCell], group: Sequence[PricedCell]) -> dict[str, float] | None:
-    """Errors on a group of a profile that is fitted to the engine's cells of other sources and devices."""
+    """Errors on a group of a profile that is fitted to the engine's cells of other sources and devices.
+
+    The prior is the host of another engine of the same time (:data:`PRIORS`), which never saw the engine's rows.
+    """
     key = _source(group[0])
     others = [one for one in cells if one.cell.engine == group[0].cell.engine and _source(one) != key]
     if not others:
         return None
     shipped = load_engine(group[0].cell.engine)
-    host = shipped.host.model_copy(update={"step_s": 1e-3, "sequence_s": 2e-5, "ranks_s": 4e-4})
+    other = load_engine(PRIORS[shipped.name]).host
+    host = shipped.host.model_copy(update={name: getattr(other, name) for name in ("step_s", "sequence_s", "ranks_s")})
     start = shipped.model_copy(update={"kernel_factor": 1.0, "host": host})
     profile = fit_profile(builder_of(even(others)).measured(), start).profile
     return errors(group, np.stack([one.figures(profile) for one in group]))
@@ -268,17 +288,8 @@ def _points(cells: Sequence[PricedCell]) -> list[list[float]]:
 
 
 def _batch_class(batch: int) -> str:
-    return (
-        "1"
-        if batch == 1
-        else "2-8"
-        if batch <= 8
-        else "9-32"
-        if batch <= 32
-        else "33-128"
-        if batch <= 128
-        else "129 and more"
-    )
+    largest = {1: "1", 8: "2-8", 32: "9-32", 128: "33-128"}
+    return next((name for most, name in largest.items() if batch <= most), "129 and more")
 
 
 def _by(cells: Sequence[PricedCell], key: Any) -> list[dict[str, Any]]:

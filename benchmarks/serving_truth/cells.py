@@ -7,16 +7,24 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from cdmpp.llm import Decode, Prefill
+from cdmpp.devices.registry import lookup
+from cdmpp.errors import CdmppError
+from cdmpp.llm import Decode, Prefill, read_config
 from cdmpp.llm.operators import Step
 
 #: Single steps of one model and layout: compositions differ by a token, and neighbours say the same.
 MAX_STEPS = 100
+#: Series of requests in flight that contradict themselves: 173 of 178 fall by less than a twentieth.
+FALL = 1.2
+#: Times by which the better of two devices may be slower at the same setting.
+SLOWER = 1.5
 ROOT = Path(__file__).parents[2]
 #: Devices of the sources by our name. A GPU of the MI250 rows is one die: dense models take the time of one, though
 #: Mixtral's 93 GB, which no die holds, are there as well (left out, counted).
@@ -100,7 +108,7 @@ def read_cells(data: Path, configs: Path) -> list[Cell]:
         _cell(dict(zip(_KEYS, key, strict=True)), float(group.value.median()) / 1e3, str(configs / alias[str(key[4])]))
         for key, group in table.groupby(_KEYS, dropna=False)
     ]
-    return [*_thinned(cells), *_pipeweave(data)]
+    return [*_thinned(consistent(cells)), *_pipeweave(data)]
 
 
 def read_table(data: Path) -> pd.DataFrame:
@@ -108,6 +116,46 @@ def read_table(data: Path) -> pd.DataFrame:
     table = pd.read_csv(data / "e2e_llm_serving.csv.gz", low_memory=False)
     old = (table.framework == "vllm") & table.version.fillna("").str.startswith("0.12")
     return table.assign(framework=table.framework.mask(old, "vllm-0.12"))
+
+
+def consistent(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells without those at fixed concurrency that contradict others.
+
+    A series is left out whose time per token falls by :data:`FALL` from a batch to a larger one, and a cell that takes
+    :data:`SLOWER` times as long as on a device of no more bandwidth and no faster arithmetic.
+    """
+    series, settings = defaultdict[str, list[Cell]](list), defaultdict[str, list[Cell]](list)
+    for cell in cells:
+        if cell.closed_loop:
+            layout = {name: value for name, value in cell.request.items() if name != "batch"}
+            series[str((cell.engine, cell.device, cell.config, layout))].append(cell)
+            settings[str((cell.engine, _known(cell.config), cell.request))].append(cell)
+    wrong = set[int]()
+    for group in series.values():
+        seconds = np.array([cell.seconds for cell in sorted(group, key=lambda cell: cell.batch)])
+        if (np.maximum.accumulate(seconds) / seconds).max() > FALL:
+            wrong |= {id(cell) for cell in group}
+    for group in settings.values():
+        for cell in group:
+            slower = [other.seconds for other in group if (_rates(other.device) <= _rates(cell.device)).all()]
+            if cell.seconds > SLOWER * min(slower):
+                wrong.add(id(cell))
+    return [cell for cell in cells if id(cell) not in wrong]
+
+
+@cache
+def _rates(name: str) -> np.ndarray[Any, Any]:
+    device = lookup(name)
+    return np.array([device.mem_bandwidth_bytes_per_s, device.peak("bfloat16", matrix=True) or 0.0])
+
+
+@cache
+def _known(path: str) -> str:
+    """The architecture of a configuration; its text where it is not known."""
+    try:
+        return str(read_config(path))
+    except CdmppError as error:
+        return path + error.message
 
 
 def _thinned(cells: Sequence[Cell]) -> Iterator[Cell]:
@@ -186,6 +234,4 @@ def _pipeweave(data: Path) -> Iterator[Cell]:
 
 
 def _device(name: str) -> str:
-    from cdmpp.devices.registry import lookup
-
     return lookup(name).name

@@ -170,7 +170,7 @@ class StepPricing:
         for part in self.parts:
             sizes = [self._fastest(part, remaining) for _ in (part.program, *part.padded)]
             fastest = min(sizes, key=_latency)
-            chosen.append(_of_stand_in(fastest) if part.name in STAND_INS else fastest)
+            chosen.append(_of_stand_in(fastest) if is_stand_in(part) else fastest)
         seconds = np.array(
             [
                 [part.count * (figure or 0.0) for figure in (p.latency_s, p.lower_s, p.upper_s)]
@@ -232,6 +232,16 @@ class PricedStep:
     def totals(self) -> Array:
         """Point, lower and upper bound of the step's duration, host time included; ``(3,)``."""
         return combined(self.kinds(), self.pricing.engine.residual)
+
+
+def is_stand_in(part: StepPart) -> bool:
+    """Whether another kernel stands for that of a part: it has no operator, or each engine has its own.
+
+    Experts with 16-bit activations and narrower weights are of the second kind: Triton, Marlin and CUTLASS kernels and
+    their routing differ by a factor of two.
+    """
+    packed = part.name == "experts" and getattr(part.program, "weight_dtype", None) is not None
+    return part.name in STAND_INS or (packed and part.program.dtype in ("bfloat16", "float16"))
 
 
 def _protocols(part: StepPart, captured: bool) -> tuple[Protocol, ...]:

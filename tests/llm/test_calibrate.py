@@ -210,6 +210,15 @@ def test_hosts_far_from_the_prior_and_contradictions(predictor: LatencyPredictor
         calibrate(LLAMA, "h100-sxm", [rows[0], {**rows[0], "total_s": 1e6}], predictor=predictor)
 
 
+def test_one_far_row_hardly_moves_the_fit(measured: list[dict[str, Any]], predictor: LatencyPredictor) -> None:
+    rows = [{name: value for name, value in row.items() if name != "tpot_s"} for row in measured]
+    # A full cache, or a wrong row: three times as slow.
+    rows[2] = {**rows[2], "total_s": 3 * rows[2]["total_s"]}
+    profile = fit_engine(LLAMA, "h100-sxm", rows, MINE, predictor).profile
+    assert profile.kernel_factor == pytest.approx(MINE.kernel_factor, rel=0.1)
+    assert profile.host.step(16, 2, 1) == pytest.approx(MINE.host.step(16, 2, 1), rel=0.2)
+
+
 def test_a_profile_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     MINE.write(path)

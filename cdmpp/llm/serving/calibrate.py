@@ -47,7 +47,7 @@ NOISE = 0.1
 FOLDS = 20
 #: Rows that the starting profile's residual counts for.
 SURE = 4.0
-#: Loss that the other answer to "does the host overlap the kernels" must save.
+#: Times by which the other answer to "does the host overlap the kernels" must lower the loss.
 SWITCH = 2.0
 MIN_ROWS, MAX_ROWS = 2, 500
 #: Fits after the first one where rows are simulated, each with the engine of the one before.
@@ -194,7 +194,7 @@ def fit_profile(measured: MeasuredLoad, profile: EngineProfile) -> Calibration:
     fits = {overlapped: fit(measured, centre, overlapped) for overlapped in (False, True)}
     # Host time that overlaps the kernels, or does not, only where the rows speak for it.
     overlapped = host.overlapped
-    if fits[not overlapped].loss < fits[overlapped].loss - SWITCH:
+    if fits[not overlapped].loss < fits[overlapped].loss / SWITCH:
         overlapped = not overlapped
     best = fits[overlapped]
     errors = measured.predicted(best.parameters, overlapped) - measured.log_s
@@ -259,14 +259,18 @@ class Fit:
 
 
 def fit(measured: MeasuredLoad, centre: Array, overlapped: bool) -> Fit:
-    """The best of fits that start from ``centre``, from a slow host and from slow kernels."""
+    """The best of fits that start from ``centre``, from slow hosts and from slow kernels."""
     slow = np.log([1.0, 30.0, 10.0, 10.0])
-    starts = (centre, centre + slow, centre - slow / 2)
+    starts = (centre, centre + slow, centre + 2 * slow, centre - slow / 2)
     return min((_descend(measured, centre, start, overlapped) for start in starts), key=lambda result: result.loss)
 
 
 def _descend(measured: MeasuredLoad, centre: Array, start: Array, overlapped: bool) -> Fit:
-    """Damped Gauss-Newton steps on a robust loss (soft L1) of the durations and of the distance to the prior."""
+    """Damped Gauss-Newton steps on the loss: Cauchy of the durations, soft L1 of the distance to the prior.
+
+    A duration far from all others (a full cache, a wrong row) hardly moves the fit. A slow host that all durations show
+    does.
+    """
 
     def residuals(at: Array) -> Array:
         return (measured.predicted(at, overlapped) - measured.log_s) / NOISE
@@ -275,14 +279,14 @@ def _descend(measured: MeasuredLoad, centre: Array, start: Array, overlapped: bo
         return np.asarray((at - centre) / _SPREAD)
 
     def loss(at: Array) -> float:
-        return float(sum((2 * (np.sqrt(1 + part**2) - 1)).sum() for part in (residuals(at), distances(at))))
+        return float(np.log1p(residuals(at) ** 2).sum() + 2 * (np.sqrt(1 + distances(at) ** 2) - 1).sum())
 
     at, damping, count = start.copy(), 1e-3, len(centre)
     hessian = np.diag(1 / _SPREAD**2)
     for _ in range(100):
         here, far = residuals(at), distances(at)
         jacobian = np.stack([(residuals(at + 1e-5 * unit) - here) / 1e-5 for unit in np.eye(count)], axis=1)
-        weight, prior_weight = 1 / np.sqrt(1 + here**2), 1 / np.sqrt(1 + far**2)
+        weight, prior_weight = 1 / (1 + here**2), 1 / np.sqrt(1 + far**2)
         hessian = (jacobian.T * weight) @ jacobian + np.diag(prior_weight / _SPREAD**2)
         gradient = jacobian.T @ (weight * here) + prior_weight * far / _SPREAD
         step = np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), -gradient)

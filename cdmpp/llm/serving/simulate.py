@@ -6,6 +6,7 @@ The loop is in :mod:`cdmpp.llm.serving.loop`, a step's duration comes from :mod:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
@@ -407,15 +408,20 @@ class ServingPlan:
         profile, device = load_engine(engine, framework), with_network(device, network)
         self._profile, self._device = profile, device
         self._remarks: list[str] = []
+        in_step = profile.prefill_first and not spread and (concurrency or 0) > 1
+        # Whether the lengths are equal is assumed, not stated: bounds contain requests that part.
+        parted = in_step and spread is None and config.prompt_only is None
         if spread is None:
             spread = 0.0 if concurrency is None or profile.prefill_first else SPREAD
-        if profile.prefill_first and spread == 0 and (concurrency or 0) > 1:
+        if in_step:
             self._remarks.append(LOCKSTEP)
         for name, value in (("prefix_hit", prefix_hit), ("spread", spread)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
                 raise FieldError(f"{name}: {str(value)[:40]!r} is not allowed", path=name, hint="from 0 to below 1")
         self._hit, self._clients, self._rate = prefix_hit, concurrency, rate
-        self._requests = _requests(requests, concurrency, rate, input, output, count, seed, spread)
+        lengths = requests, concurrency, rate, input, output, count, seed
+        self._requests = _requests(*lengths, spread)
+        self._parted = _requests(*lengths, SPREAD) if parted else None
         if config.prompt_only is not None:  # as in an estimate: no output tokens
             self._requests = [(arrival, prompt, 1) for arrival, prompt, _ in self._requests]
         #: Requests at the beginning that means and percentiles leave out.
@@ -433,7 +439,7 @@ class ServingPlan:
         layout.check(config)
         beside = min(profile.max_sequences, in_flight / (layout.dp * layout.pp))
         #: Predicted seconds of :meth:`run`.
-        self.seconds = RUNS * SECONDS_PER_WORK * (prefill + len(self._requests) * (STEP_WORK + beside))
+        self.seconds = (RUNS + parted) * SECONDS_PER_WORK * (prefill + len(self._requests) * (STEP_WORK + beside))
 
         def pool(layout: Layout, device: DeviceSpec, tokens: int, mtp: int) -> _Pool:
             types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
@@ -482,6 +488,11 @@ class ServingPlan:
         result = self.serve(model_id, tables, rate)
         factors = (1.0, result.relative_lower, result.relative_upper)
         runs = [result, *(self.serve(model_id, [table.scaled(f) for table in tables], rate) for f in factors[1:])]
+        parted = []
+        if self._parted is not None:
+            other = copy(self)
+            other._requests = self._parted
+            parted = [other.serve(model_id, tables, rate)]
         bounds: dict[str, tuple[float, float]] = {}
         for name in BOUNDED:
             if not len(result.measured(name)):
@@ -489,6 +500,7 @@ class ServingPlan:
             means = np.array([float(run.measured(name).mean()) for run in runs])
             if name == "ttft_s":
                 means = widened(means, self._profile.first_residual)
+            means = np.append(means, [float(run.measured(name).mean()) for run in parted])
             bounds[name] = float(means.min()), float(means.max())
         rates = [run.throughput_tokens_per_s for run in runs]
         return replace(result, bounds={**bounds, "throughput_tokens_per_s": (min(rates), max(rates))})
