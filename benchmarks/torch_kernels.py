@@ -106,8 +106,8 @@ def main() -> None:
     """Print the errors by operator, and of modules."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    for found in (ratios(), module_ratios()):
-        print_table(found)
+    for ratios_of in (ratios(), module_ratios()):
+        print_table(ratios_of)
 
 
 def print_table(found: dict[str, list[float]]) -> None:

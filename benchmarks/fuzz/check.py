@@ -25,20 +25,20 @@ def problems(status: int, media: str, body: bytes, cases: int) -> list[str]:
     if media == MEDIA_TYPE and status == 200:
         return _features(body)
     try:
-        said = json.loads(body, parse_constant=_refuse)
+        reply = json.loads(body, parse_constant=_refuse)
     except ValueError as error:
         return [f"status {status}, not JSON ({error}): {body[:200]!r}"]
     if status not in (200, 202):
         fields = ("status", "code", "detail")
-        good = media == "application/problem+json" and all(field in said for field in fields)
-        return [] if good and said["status"] == status else [f"status {status}, no problem: {body[:300]!r}"]
-    if "model_id" in said and "explanation" in said:
+        good = media == "application/problem+json" and all(field in reply for field in fields)
+        return [] if good and reply["status"] == status else [f"status {status}, no problem: {body[:300]!r}"]
+    if "model_id" in reply and "explanation" in reply:
         return []  # a plan, which its own tests check
-    results = said.get("results")
+    results = reply.get("results")
     if cases > 1 and (not isinstance(results, list) or len(results) != cases):
         return [f"{cases} items, other results: {body[:200]!r}"]
-    answers = [*(results or []), *(said.get("points") or [])]
-    programs = said.get("programs")  # of /adapt: a number
+    answers = [*(results or []), *(reply.get("points") or [])]
+    programs = reply.get("programs")  # of /adapt: a number
     for program in programs if isinstance(programs, list) else []:
         answers += program.get("answers") or []
     return [wrong for answer in answers if (wrong := _result(answer))]

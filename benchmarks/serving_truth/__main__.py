@@ -114,8 +114,8 @@ def price(cell: Cell, config: LLMConfig, engine: EngineProfile, predictor: Remem
     layout = Layout(request["tp"], 1, request.get("ep", 1), request.get("dp"))
     if cell.step is not None:
         parts = step_operators(config, layout, cell.step, device=device)
-        own = {"sequences": -(-cell.batch // layout.dp), "ranks": layout.tp, "replicas": layout.dp}
-        step = StepPricing.of(engine, parts, decode=isinstance(cell.step, Decode), **own)
+        options = {"sequences": -(-cell.batch // layout.dp), "ranks": layout.tp, "replicas": layout.dp}
+        step = StepPricing.of(engine, parts, decode=isinstance(cell.step, Decode), **options)
         return PricedCell(cell, [step.priced(predictor.predict_queries(step.queries(device)))], np.ones(1))
     plan = EstimatePlan(config, device, engine=engine, lengths=cell.lengths, **request)
     types = Types.of(config, request.get("dtype", "bfloat16"), request.get("weights"))
@@ -161,14 +161,14 @@ def _reason(message: str) -> str:
 def builder_of(cells: Iterable[PricedCell]) -> MeasuredBuilder:
     """Durations for a fit."""
     builder = MeasuredBuilder()
-    for number, one in enumerate(cells, 1):
-        builder.add(number, one.cell.seconds, one.steps, one.runs)
+    for number, row in enumerate(cells, 1):
+        builder.add(number, row.cell.seconds, row.steps, row.runs)
     return builder
 
 
 def errors(cells: Sequence[PricedCell], figures: Array) -> dict[str, float]:
     """Mean and median of |predicted / measured - 1|, and the share inside the interval; ``figures`` is (cells, 3)."""
-    measured = np.array([one.cell.seconds for one in cells])
+    measured = np.array([row.cell.seconds for row in cells])
     wrong = figures[:, 0] / measured - 1
     inside = (figures[:, 1] <= measured) & (measured <= figures[:, 2])
     return {
@@ -186,13 +186,13 @@ def even(cells: Sequence[PricedCell]) -> list[PricedCell]:
     others take a tenth of the time: no host time explains them.
     """
     groups: dict[tuple[str, str, str], list[PricedCell]] = defaultdict(list)
-    for one in cells:
-        point = one.figures(load_engine(one.cell.engine))[0]
-        if not 0.5 < point / one.cell.seconds < 2 or one.stand_in_s > 0.1 * point:
+    for row in cells:
+        point = row.figures(load_engine(row.cell.engine))[0]
+        if not 0.5 < point / row.cell.seconds < 2 or row.stand_in_s > 0.1 * point:
             continue
-        groups[one.cell.source, one.cell.device, one.cell.model].append(one)
+        groups[row.cell.source, row.cell.device, row.cell.model].append(row)
     rng = np.random.default_rng(0)
-    return [own[i] for _, own in sorted(groups.items()) for i in rng.permutation(len(own))[:SHARE]]
+    return [options[i] for _, options in sorted(groups.items()) for i in rng.permutation(len(options))[:SHARE]]
 
 
 def source_left_out(cells: Sequence[PricedCell], group: Sequence[PricedCell]) -> dict[str, float] | None:
@@ -201,7 +201,7 @@ def source_left_out(cells: Sequence[PricedCell], group: Sequence[PricedCell]) ->
     The prior is the host of another engine of the same time (:data:`PRIORS`), which never saw the engine's rows.
     """
     key = _source(group[0])
-    others = [one for one in cells if one.cell.engine == group[0].cell.engine and _source(one) != key]
+    others = [row for row in cells if row.cell.engine == group[0].cell.engine and _source(row) != key]
     if not others:
         return None
     shipped = load_engine(group[0].cell.engine)
@@ -209,22 +209,22 @@ def source_left_out(cells: Sequence[PricedCell], group: Sequence[PricedCell]) ->
     host = shipped.host.model_copy(update={name: getattr(other, name) for name in ("step_s", "sequence_s", "ranks_s")})
     start = shipped.model_copy(update={"kernel_factor": 1.0, "host": host})
     profile = fit_profile(builder_of(even(others)).measured(), start).profile
-    return errors(group, np.stack([one.figures(profile) for one in group]))
+    return errors(group, np.stack([row.figures(profile) for row in group]))
 
 
-def _source(one: PricedCell) -> tuple[str, str]:
-    return one.cell.source.partition(",")[0], one.cell.device
+def _source(row: PricedCell) -> tuple[str, str]:
+    return row.cell.source.partition(",")[0], row.cell.device
 
 
 def group_result(cells: list[PricedCell], bare: list[PricedCell]) -> dict[str, Any]:
     """Errors of a group of one source, engine and device."""
     shipped = load_engine(cells[0].cell.engine)
     kernels = load_engine(KERNELS_ONLY, shipped.framework)
-    roofline = np.array([[one.roofline_s] * 3 for one in bare])
+    roofline = np.array([[row.roofline_s] * 3 for row in bare])
     result: dict[str, Any] = {
         "rows": len(cells),
-        "shipped": errors(cells, np.stack([one.figures(shipped) for one in cells])),
-        "kernels_only": errors(bare, np.stack([one.figures(kernels) for one in bare])),
+        "shipped": errors(cells, np.stack([row.figures(shipped) for row in cells])),
+        "kernels_only": errors(bare, np.stack([row.figures(kernels) for row in bare])),
         "roofline": errors(bare, roofline),
     }
     if len(cells) < MIN_GROUP:
@@ -233,8 +233,8 @@ def group_result(cells: list[PricedCell], bare: list[PricedCell]) -> dict[str, A
     for seed in range(DRAWS):
         chosen = set(np.random.default_rng(seed).permutation(len(cells))[:DRAWN].tolist())
         profile = fit_profile(builder_of(cells[i] for i in sorted(chosen)).measured(), shipped).profile
-        others = [one for i, one in enumerate(cells) if i not in chosen]
-        draws.append(errors(others, np.stack([one.figures(profile) for one in others])))
+        others = [row for i, row in enumerate(cells) if i not in chosen]
+        draws.append(errors(others, np.stack([row.figures(profile) for row in others])))
     result["four_rows"] = {name: float(np.mean([draw[name] for draw in draws])) for name in draws[0]}
     return result
 
@@ -242,8 +242,8 @@ def group_result(cells: list[PricedCell], bare: list[PricedCell]) -> dict[str, A
 def grouped(cells: Iterable[PricedCell]) -> dict[tuple[str, str, str], list[PricedCell]]:
     """Cells by source, engine and device."""
     groups: dict[tuple[str, str, str], list[PricedCell]] = defaultdict(list)
-    for one in cells:
-        groups[one.cell.source, one.cell.engine, one.cell.device].append(one)
+    for row in cells:
+        groups[row.cell.source, row.cell.engine, row.cell.device].append(row)
     return dict(sorted(groups.items()))
 
 
@@ -251,12 +251,12 @@ def run(cells: Sequence[Cell], predictor: Remembering) -> dict[str, Any]:
     """All figures."""
     priced, left_out = price_all(cells, predictor)
     bare, _ = price_all(cells, predictor, KERNELS_ONLY)
-    keys = {id(one.cell) for one in priced} & {id(one.cell) for one in bare}
-    priced = [one for one in priced if id(one.cell) in keys]
-    bare_of = {id(one.cell): one for one in bare}
+    keys = {id(row.cell) for row in priced} & {id(row.cell) for row in bare}
+    priced = [row for row in priced if id(row.cell) in keys]
+    bare_of = {id(row.cell): row for row in bare}
     rows = []
     for (source, engine, device), group in grouped(priced).items():
-        figures = group_result(group, [bare_of[id(one.cell)] for one in group])
+        figures = group_result(group, [bare_of[id(row.cell)] for row in group])
         figures["left_out"] = source_left_out(priced, group)
         rows.append({"source": source, "engine": engine, "device": device, **figures})
     return {
@@ -264,8 +264,8 @@ def run(cells: Sequence[Cell], predictor: Remembering) -> dict[str, Any]:
         "model_id": predictor.model_id,
         "groups": rows,
         "points": {name: _points(group) for name, group in sorted(_sources(priced).items())},
-        "by_model": _by(priced, lambda one: one.cell.model),
-        "by_batch": _by(priced, lambda one: _batch_class(one.cell.batch)),
+        "by_model": _by(priced, lambda row: row.cell.model),
+        "by_batch": _by(priced, lambda row: _batch_class(row.cell.batch)),
         "left_out": [
             {"source": s, "engine": e, "reason": reason, "rows": count}
             for (s, e, reason), count in sorted(left_out.items())
@@ -275,15 +275,15 @@ def run(cells: Sequence[Cell], predictor: Remembering) -> dict[str, Any]:
 
 def _sources(cells: Iterable[PricedCell]) -> dict[str, list[PricedCell]]:
     sources: dict[str, list[PricedCell]] = defaultdict(list)
-    for one in cells:
-        sources[one.cell.source.partition(",")[0]].append(one)
+    for row in cells:
+        sources[row.cell.source.partition(",")[0]].append(row)
     return sources
 
 
 def _points(cells: Sequence[PricedCell]) -> list[list[float]]:
     """Measured and predicted seconds of each cell."""
     return [
-        [float(f"{v:.4g}") for v in (one.cell.seconds, one.figures(load_engine(one.cell.engine))[0])] for one in cells
+        [float(f"{v:.4g}") for v in (row.cell.seconds, row.figures(load_engine(row.cell.engine))[0])] for row in cells
     ]
 
 
@@ -294,11 +294,11 @@ def _batch_class(batch: int) -> str:
 
 def _by(cells: Sequence[PricedCell], key: Any) -> list[dict[str, Any]]:
     groups: dict[tuple[str, str, str], list[PricedCell]] = defaultdict(list)
-    for one in cells:
-        groups[one.cell.source, one.cell.engine, key(one)].append(one)
+    for row in cells:
+        groups[row.cell.source, row.cell.engine, key(row)].append(row)
     rows = []
     for (source, engine, name), group in sorted(groups.items()):
-        figures = np.stack([one.figures(load_engine(engine)) for one in group])
+        figures = np.stack([row.figures(load_engine(engine)) for row in group])
         rows.append({"source": source, "engine": engine, "name": name, "rows": len(group), **errors(group, figures)})
     return rows
 
@@ -307,10 +307,10 @@ def fit_shipped(cells: Sequence[Cell], predictor: Remembering) -> None:
     """Print figures for the shipped profiles."""
     priced, _ = price_all(cells, predictor)
     engines: dict[str, list[PricedCell]] = defaultdict(list)
-    for one in priced:
-        engines[one.cell.engine].append(one)
+    for row in priced:
+        engines[row.cell.engine].append(row)
     for engine, group in sorted(engines.items()):
-        weights = Counter((one.cell.source, one.cell.device, one.cell.model) for one in group)
+        weights = Counter((row.cell.source, row.cell.device, row.cell.model) for row in group)
         profile = fit_profile(builder_of(even(group)).measured(), load_engine(engine)).profile
         host = profile.host
         print(
@@ -318,11 +318,11 @@ def fit_shipped(cells: Sequence[Cell], predictor: Remembering) -> None:
             f"{1e3 * host.sequence_s:.4f} ms, ranks {1e3 * host.ranks_s:.3f} ms, residual {profile.residual:.3f}"
         )
         for key in sorted(weights):
-            own = [one for one in group if (one.cell.source, one.cell.device, one.cell.model) == key]
-            found = errors(own, np.stack([one.figures(profile) for one in own]))
-            alone = fit_profile(builder_of(own).measured(), load_engine(engine)).profile if len(own) > 3 else profile
+            rows = [row for row in group if (row.cell.source, row.cell.device, row.cell.model) == key]
+            misses = errors(rows, np.stack([row.figures(profile) for row in rows]))
+            alone = fit_profile(builder_of(rows).measured(), load_engine(engine)).profile if len(rows) > 3 else profile
             print(
-                f"    {' '.join(key)}: {len(own)} rows, {percent(found['mean'])}, bias {found['bias']:+.2f}; alone "
+                f"    {' '.join(key)}: {len(rows)} rows, {percent(misses['mean'])}, bias {misses['bias']:+.2f}; alone "
                 f"{alone.kernel_factor:.2f}, {1e3 * alone.host.step_s:.2f}, {1e3 * alone.host.sequence_s:.3f}, "
                 f"{1e3 * alone.host.ranks_s:.2f}"
             )

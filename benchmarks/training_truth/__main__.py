@@ -211,7 +211,7 @@ def run(public_data: Path, configs: Path, predictor: LatencyPredictor) -> dict[s
             groups[source, device].append(price(same, predictor))
         except CdmppError as error:
             refused[source, device, error.message[:160]] += len(same)
-    found, by_model = [], []
+    results, by_model = [], []
     by_kind = {
         key: [price(step.rows, predictor, kind_profile(step.plan.engine, key[0])) for step in steps]
         for key, steps in groups.items()
@@ -220,8 +220,8 @@ def run(public_data: Path, configs: Path, predictor: LatencyPredictor) -> dict[s
     for (source, device), steps in sorted(groups.items()):
         without = [step.figures(profiles[source, device]) for step in by_kind[source, device]]
         held_out = errors(rows_of(steps), expanded(steps, without))
-        own = {**group_result(steps, predictor), "left_out": held_out}
-        found.append({"source": source, "device": device, **own})
+        entry = {**group_result(steps, predictor), "left_out": held_out}
+        results.append({"source": source, "device": device, **entry})
         models: dict[tuple[str, str], list[PredictedStep]] = defaultdict(list)
         for step in steps:
             models[step.rows[0].model, step.plan.products or "bfloat16"].append(step)
@@ -244,7 +244,7 @@ def run(public_data: Path, configs: Path, predictor: LatencyPredictor) -> dict[s
         "command": COMMAND,
         "model_id": predictor.model_id,
         "answerable": len(rows),
-        "groups": found,
+        "groups": results,
         "by_model": by_model,
         "memory": memory,
         "left_out": [{"source": s, "reason": reason, "rows": n} for (s, reason), n in sorted(left_out.items())],
@@ -260,18 +260,20 @@ def pages(result: Mapping[str, Any]) -> dict[str, str]:
     header += ["one measured step", "80 % interval covers", "one measured step, plain rescaling"]
     rows = []
     for g in result["groups"]:
-        own, imported, calibrated, held_out = (g.get(n) for n in ("shipped", "from_megatron", "calibrated", "left_out"))
+        shipped, imported, calibrated, held_out = (
+            g.get(n) for n in ("shipped", "from_megatron", "calibrated", "left_out")
+        )
         rows.append(
             [
                 g["source"],
                 g["device"],
-                f"{own['rows']}",
+                f"{shipped['rows']}",
                 f"{g['layouts']}",
                 percent(g["six_nd"]["mean"]),
                 "-" if imported is None else f"{percent(imported['mean'])} ({imported['rows']})",
-                f"**{percent(own['mean'])}**",
-                f"{own['bias']:.2f}",
-                percent(own["covered"], 0),
+                f"**{percent(shipped['mean'])}**",
+                f"{shipped['bias']:.2f}",
+                percent(shipped["covered"], 0),
                 percent(g["by_release"]["mean"]),
                 percent(held_out["mean"]),
                 percent(held_out["covered"], 0),

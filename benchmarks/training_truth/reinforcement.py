@@ -47,9 +47,9 @@ def lengths(mean: float, longest: int) -> list[int]:
 
 
 def _whole(pattern: str, text: str) -> int:
-    found = re.search(pattern, text)
-    assert found is not None, text
-    return int(found[1].replace(",", ""))
+    match = re.search(pattern, text)
+    assert match is not None, text
+    return int(match[1].replace(",", ""))
 
 
 @dataclass(frozen=True)
@@ -161,13 +161,13 @@ def main() -> None:
     ratios: dict[str, list[float]] = {"stages": [], "others": [], "one": []}
     for step, predicted in planned:
         others = fitted([item for item in planned if item[0].model != step.model], none, wide, OTHER_MODELS)
-        own = [item for item in planned if item[0].model == step.model and item[0] is not step]
+        same_model = [item for item in planned if item[0].model == step.model and item[0] is not step]
 
         def whole(factors: Any, step: RlStep = step, predicted: Any = predicted) -> float:
             return measured.step_s(factors * predicted, step.colocated, 1)
 
-        one = [whole(fitted([item], others.values, measured.PRIOR, measured.NOISE).values) for item in own]
-        values = {"stages": [whole(none)], "others": [whole(others.values)], "one": one}
+        after_one = [whole(fitted([item], others.values, measured.PRIOR, measured.NOISE).values) for item in same_model]
+        values = {"stages": [whole(none)], "others": [whole(others.values)], "one": after_one}
         for name, seconds in values.items():
             ratios[name] += [max(s / step.step_s, step.step_s / s) for s in seconds]
         text = [" / ".join(f"{s:.1f} s" for s in seconds) for seconds in values.values()]

@@ -120,11 +120,11 @@ def read_rows(public_data: Path, configs: Path) -> tuple[list[PublishedStep], Co
     rows, left_out = [], Counter[tuple[str, str]]()
     text = gzip.decompress((public_data / TABLE).read_bytes()).decode()
     for record in csv.DictReader(io.StringIO(text)):
-        found = _row(record, names, configs)
-        if isinstance(found, str):
-            left_out[record["source"], found] += 1
+        row = _row(record, names, configs)
+        if isinstance(row, str):
+            left_out[record["source"], row] += 1
         else:
-            rows.append(found)
+            rows.append(row)
     return rows, left_out
 
 

@@ -140,8 +140,8 @@ def allowed_tp(config: LLMConfig) -> list[int]:
 def allowed_ep(config: LLMConfig, tp: int, dp: int | None = None) -> list[int]:
     """Degrees of expert parallelism that fit ``tp`` ranks and ``dp`` replicas (None: as many as follow from it)."""
     assert config.experts is not None
-    most = min(config.experts.count, MAX_DEGREE if dp is None else tp * dp)
-    return [ep for ep in range(1, most + 1) if expert_fits(config, tp, ep, dp)]
+    most_ranks = min(config.experts.count, MAX_DEGREE if dp is None else tp * dp)
+    return [ep for ep in range(1, most_ranks + 1) if expert_fits(config, tp, ep, dp)]
 
 
 def expert_fits(config: LLMConfig, tp: int, ep: int, dp: int | None = None) -> bool:

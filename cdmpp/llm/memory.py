@@ -260,8 +260,8 @@ def _smallest(config: LLMConfig, ep: int, dp: int | None, fits: Callable[[Layout
             choices = ((ep, dp), *((n, dp) for n in range(1, tp + 1)), *((n, None) for n in range(1, tp + 1)))
             degrees = [(n, copies) for n, copies in choices if expert_fits(config, tp, n, copies)]
         kept, copies = degrees[0]
-        most = min(config.layers, MAX_GPUS // Layout(tp, 1, kept, copies).gpus)
-        layouts = [Layout(tp, pp, kept, copies) for pp in range(1, most + 1)]
+        most_stages = min(config.layers, MAX_GPUS // Layout(tp, 1, kept, copies).gpus)
+        layouts = [Layout(tp, pp, kept, copies) for pp in range(1, most_stages + 1)]
         # No stage needs more memory with more stages.
         fitting += layouts[bisect_left(layouts, True, key=fits) :][:1]
     return min(fitting, key=lambda layout: (layout.gpus, layout.pp), default=None)

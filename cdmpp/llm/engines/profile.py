@@ -51,8 +51,8 @@ class MeasuredSteps(BaseModel):
         """How a step differs from all measured ones: device, products, and values beyond twice the range."""
         texts = [f"{name} {stated}" for name, stated, known in self._named(device, products) if stated not in known]
         for name, value in values.items():
-            least, most = self.ranges.get(name, (0.0, 0.0))
-            if not least / 2 <= value <= most * 2:
+            least, highest = self.ranges.get(name, (0.0, 0.0))
+            if not least / 2 <= value <= highest * 2:
                 texts.append(f"{name} {value:.3g}")
         return texts
 

@@ -402,12 +402,12 @@ class CalibrationPlan:
     def fit(self, predictions: Iterable[Prediction]) -> Calibration:
         """The fit made of the predictions of :attr:`queries`."""
         shared = list(predictions)
-        own = [[shared[place] for place in places] for places in self._places]
-        result = fit_profile(self._measured(own, self._profile), self._profile)
+        shared_values = [[shared[place] for place in places] for places in self._places]
+        result = fit_profile(self._measured(shared_values, self._profile), self._profile)
         before = result.before
         # Which steps requests share depends on how fast they are.
         for _ in range(REPEATS if any(isinstance(plan, LoadRow) for plan, _ in self._plans) else 0):
-            result = fit_profile(self._measured(own, result.profile), self._profile)
+            result = fit_profile(self._measured(shared_values, result.profile), self._profile)
         return replace(result, before=before)
 
     def _measured(self, predictions: Sequence[Sequence[Prediction]], profile: EngineProfile) -> MeasuredLoad:

@@ -323,28 +323,28 @@ class _Pool:
         """
         layout.check(config)
         capacity = check_cache(config, layout, types, device, profile.cache_share, tokens)
-        most = max(1, min(profile.max_sequences, -(-in_flight // (layout.dp * layout.pp))))
+        most_sequences = max(1, min(profile.max_sequences, -(-in_flight // (layout.dp * layout.pp))))
         budget = profile.token_budget or prompts
-        widest = max(budget, most * (1 + mtp) + 1)
+        widest = max(budget, most_sequences * (1 + mtp) + 1)
         costs = StepCosts(
             config,
             layout,
             types,
             device,
             profile,
-            sequences=most,
+            sequences=most_sequences,
             tokens=widest,
             cached=tokens,
             drafted=mtp,
             cuda_graph=cuda_graph,
         )
         cache_bytes = part_memory(config, layout, types, None, tokens)[1] / tokens
-        return cls(layout, profile, costs, most, budget, capacity, cache_bytes)
+        return cls(layout, profile, costs, most_sequences, budget, capacity, cache_bytes)
 
     def slots(self, tokens: int) -> int:
         """Requests of ``tokens`` that run at once."""
-        most = min(float(self.profile.max_sequences), self.capacity // tokens)
-        return int(most) * self.layout.dp * self.layout.pp
+        most_sequences = min(float(self.profile.max_sequences), self.capacity // tokens)
+        return int(most_sequences) * self.layout.dp * self.layout.pp
 
     def replicas(
         self, tables: StepTables, hit: float, made: float, mtp: int, count: int, effort: WorkLimit

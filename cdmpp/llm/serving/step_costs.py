@@ -103,7 +103,7 @@ class StepCosts:
             *(_Point(pricing(decode(n, half), "drafts"), "drafts") for n in self._batches if drafted),
         ]
         self._own = [self._kept(point) for point in self._points]
-        self.queries: list[Query] = [query for own in self._own for query in own.queries(device)]
+        self.queries: list[Query] = [query for costs in self._own for query in costs.queries(device)]
 
     def _kept(self, point: _Point) -> StepPricing:
         """The part of a step that a table needs."""

@@ -193,11 +193,11 @@ def training_memory(
 
 def _chunks_in_flight(layout: TrainingLayout, stage: int) -> int:
     """Parts of the model whose activations a stage holds at once (one forward, one backward; interleaved or not)."""
-    most = layout.micro_batches * layout.virtual_pp
+    micro_batches = layout.micro_batches * layout.virtual_pp
     after = layout.pp - stage - 1
     if layout.virtual_pp == 1:
-        return min(most, after + 1)
-    return min(most, (layout.virtual_pp - 1) * layout.pp + 2 * after + 1)
+        return min(micro_batches, after + 1)
+    return min(micro_batches, (layout.virtual_pp - 1) * layout.pp + 2 * after + 1)
 
 
 #: Shares of parts that are computed again, by name; None: whole layers.
