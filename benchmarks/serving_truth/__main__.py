@@ -192,7 +192,7 @@ def even(cells: Sequence[PricedCell]) -> list[PricedCell]:
             continue
         groups[row.cell.source, row.cell.device, row.cell.model].append(row)
     rng = np.random.default_rng(0)
-    return [options[i] for _, options in sorted(groups.items()) for i in rng.permutation(len(options))[:SHARE]]
+    return [group[i] for _, group in sorted(groups.items()) for i in rng.permutation(len(group))[:SHARE]]
 
 
 def source_left_out(cells: Sequence[PricedCell], group: Sequence[PricedCell]) -> dict[str, float] | None:

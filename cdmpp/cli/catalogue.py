@@ -14,6 +14,7 @@ from cdmpp.utils.units import format_latency, format_si
 
 if TYPE_CHECKING:
     from cdmpp.devices.spec import DeviceSpec
+    from cdmpp.predict.predictor import LatencyPredictor
 
 #: Large kernels of one family each, and one so small that it takes as long as any launch.
 _KERNELS = {
@@ -88,7 +89,10 @@ def devices(
 
 
 def _print_sustained(devices: Sequence[DeviceSpec], model: Path | None, json: bool) -> None:
-    rows = [row for device in devices for row in _sustained(device, model)]
+    from cdmpp.predict.predictor import LatencyPredictor
+
+    predictor = LatencyPredictor.load(model)
+    rows = [row for device in devices for row in _sustained(predictor, device)]
     if json:
         print_json({"sustained": rows})
         return
@@ -110,18 +114,15 @@ def _print_sustained(devices: Sequence[DeviceSpec], model: Path | None, json: bo
     print("sustained: the seconds of the data sheet (operations at peak or bytes at full bandwidth) over the latency")
 
 
-def _sustained(device: DeviceSpec, model: Path | None) -> Iterator[dict[str, Any]]:
+def _sustained(predictor: LatencyPredictor, device: DeviceSpec) -> Iterator[dict[str, Any]]:
     """Rows of one device: predictions of :data:`_KERNELS` in the types that its data sheet names."""
-    from cdmpp.predict.predictor import LatencyPredictor
-
-    predictor = LatencyPredictor.load(model)
     types = ["float32", "bfloat16" if device.peak_flops_fp16_matrix else "float16"]
     narrow = "float8_e4m3" if device.peak_flops_fp8_matrix else "int8" if device.peak_ops_int8 else None
     kernels = [(name, dtype) for name in _KERNELS for dtype in types]
     if narrow is not None:
         kernels.append(("product", narrow))
-    for name, dtype in kernels:
-        (answer,) = predictor.predict([f"{_KERNELS[name]},dtype={dtype}"], device)
+    answers = predictor.predict([f"{_KERNELS[name]},dtype={dtype}" for name, dtype in kernels], device)
+    for (name, dtype), answer in zip(kernels, answers, strict=True):
         if answer.error is not None:
             raise InvalidProgramError(answer.error.message, hint=answer.error.hint or "")
         sheet, *seconds = (s or 0.0 for s in (answer.roofline_s, answer.latency_s, answer.upper_s, answer.lower_s))

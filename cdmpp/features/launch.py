@@ -140,7 +140,7 @@ class Kernel:
         """Trips per thread, share of active lanes, and requests to global and shared memory of a statement."""
         lanes = Lanes(self._recorder, statement, self.shape, self.own(statement), points)
         store = statement.store, statement.indices, statement.conditions
-        asked = []
+        requests = []
         for read, (access, indices, conditions) in ((False, store), *((True, item) for item in statement.loads)):
             buffer = access.buffer
             if buffer.scope not in ("global", "shared"):
@@ -149,8 +149,8 @@ class Kernel:
             count, width, vectors = lanes.transactions(buffer, shape, indices, conditions, access.box)
             runs = self.repeats(access, statement, read)
             terms = sum(len(index.steps) for index in access.indices)
-            asked.append(Request(buffer.scope, read, runs * vectors, runs * count, width, terms))
-        return self.trips(statement), lanes.active_share(), asked
+            requests.append(Request(buffer.scope, read, runs * vectors, runs * count, width, terms))
+        return self.trips(statement), lanes.active_share(), requests
 
     def held_bytes(self) -> tuple[int, int]:
         """32-bit words of a thread with all its virtual threads, and shared bytes of a block."""

@@ -55,10 +55,10 @@ def onnx_library_graph(source: str | Path | bytes, dims: Mapping[str, int] | Non
     """
     graph = load_onnx(source, dims)
     builder = GraphBuilder(graph.name)
-    groups_found = find_groups(graph)
-    groups = {node.index: group for group in groups_found for node in group.members}
+    fused_groups = find_groups(graph)
+    groups = {node.index: group for group in fused_groups for node in group.members}
     absorbing: dict[int, list[str]] = {}
-    for group in groups_found:
+    for group in fused_groups:
         for node in group.absorbed:
             absorbing.setdefault(node.index, []).append(group.members[-1].id)
     for node in graph.nodes:
