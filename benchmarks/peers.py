@@ -7,7 +7,11 @@ network's own prediction, which the shipped answer mixes in, has seen the device
 :mod:`cdmpp.model.domain.peers` were chosen with this study. ``benchmarks/results/peers.json`` has fractions::
 
     {"format": 1, "command", "rows",
-     "groups": [{"left_out": "device"|"architecture", "source", "family", "device", "n", "mape", "coverage"}]}
+     "groups": [{"left_out": "device"|"architecture", "source", "family", "device", "n", "mape", "coverage",
+                 "interval_score"}]}
+
+The interval score of 80 % intervals of log latencies is their width, and ten times the distance of a measurement
+outside (Gneiting and Raftery 2007, section 6.2); less is better.
 """
 
 from __future__ import annotations
@@ -105,7 +109,7 @@ def measure(
             "mem_bandwidth_bytes_per_s": sheet.mem_bandwidth_bytes_per_s * 1.00001,
         }
         specs[sheet.name] = sheet.model_copy(update=unseen)
-    results: dict[tuple[str, str, str], list[tuple[float, bool]]] = {}
+    results: dict[tuple[str, str, str], list[tuple[float, bool, float]]] = {}
     cache = FeatureCache(schedule=False)
     for part in query_parts(table, sample.rows, cache, specs, half_type=left_out.pipeline.half_type):
         logs, family = np.log(table.latency_s[sample.rows[part.index]]), sample.family[part.index]
@@ -122,15 +126,16 @@ def measure(
                     np.isnan(output.peers).all(axis=1) if output.peers is not None else np.ones(len(queries), bool)
                 )
                 low, high = read_quantiles(output.levels, output.factor, INTERVAL).T
-                inside = (logs[members] >= low) & (logs[members] <= high)
+                outside = np.maximum(0.0, np.maximum(low - logs[members], logs[members] - high))
+                score = high - low + 10 * outside
                 for i in np.flatnonzero(~peerless).tolist():
                     key = (form, str(family[members[i]]), spec.name.removesuffix("-unseen"))
                     error = abs(np.expm1(output.point[i] - logs[members[i]]))
-                    results.setdefault(key, []).append((float(error), bool(inside[i])))
+                    results.setdefault(key, []).append((float(error), not outside[i], float(score[i])))
     for (form, name, device), values in sorted(results.items()):
         if len(values) >= ENOUGH:
-            errors, covered = zip(*values, strict=True)
-            figures = {"mape": round(float(np.mean(errors)), 4), "coverage": round(float(np.mean(covered)), 3)}
+            means = np.round(np.mean(values, axis=0), 4).tolist()
+            figures = dict(zip(("mape", "coverage", "interval_score"), means, strict=True))
             yield {"left_out": form, "source": source, "family": name, "device": device, "n": len(values), **figures}
 
 
@@ -159,8 +164,12 @@ def main() -> None:
         sources: dict[tuple[str, str], list[float]] = {}
         for group in chosen:
             sources.setdefault((group["source"], group["family"]), []).append(group["mape"])
-        error, covered = np.mean([np.mean(v) for v in sources.values()]), np.mean([g["coverage"] for g in chosen])
-        print(f"without the {form}: {100 * error:.1f} % (mean over sources and families), {100 * covered:.0f} % inside")
+        error = np.mean([np.mean(v) for v in sources.values()])
+        covered, score = (np.mean([g[name] for g in chosen]) for name in ("coverage", "interval_score"))
+        print(
+            f"without the {form}: {100 * error:.1f} % (mean over sources and families), {100 * covered:.0f} % inside, "
+            f"interval score {score:.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -77,13 +77,10 @@ _LOW, _MEDIAN, _HIGH = (LEVELS.index(level) for level in (0.1, 0.5, 0.9))
 _VECTOR = SUMMARY_COLUMNS.index("family_vector")
 _BYTES = SUMMARY_COLUMNS.index("bytes")
 
-#: Factor on the intervals of library kernels on an unseen GPU, by vendor and family of the operator ("" for any
-#: other family), and of another vendor. 80 % intervals of devices left out covered 62 % (passes over memory) to 95 %.
-WIDTHS = {
-    "NVIDIA": {"vector": 1.9, "attention": 1.2, "conv": 0.85, "moe": 0.85, "": 1.0},
-    "AMD": {"gemm": 1.9, "conv": 1.5, "moe": 1.2, "": 1.2},
-}
-OTHER_WIDTH = 1.8
+#: Half an 80 % interval of a library kernel on an unseen GPU, in logs, is the root of the sum of three squares: of the
+#: network's own half times the first, of the peers' standard deviation times the second, and of the last, by vendor.
+OWN_HALF, PEERS_SPREAD = 0.4, 1.4
+LEAST_HALF, OTHER_HALF = {"NVIDIA": 0.2}, 0.35
 #: Where the answer differs from the network's own prediction by more than this log ratio, the interval has both.
 APART = float(np.log(1.5))
 
@@ -228,8 +225,8 @@ def shift(unseen: Array, peers: Array, weight: Array, rule: PeerRule) -> Array:
 
 def carried_shift(
     logs: Array, reference: Array, sheets: RowInputs, parts: Sequence[QueryRows], weight: Array, rule: PeerRule
-) -> Array:
-    """:func:`shift` of rows, (rows,).
+) -> tuple[Array, Array]:
+    """:func:`shift` of rows, (rows,), and the standard deviation of what their peers say, (rows,).
 
     Parameters
     ----------
@@ -241,26 +238,31 @@ def carried_shift(
         The rows, and :func:`as_peers` of them.
     """
     relative, rows = logs - carried_reference(reference, sheets, concatenate(parts), rule), len(parts[0])
-    return shift(relative[:rows], relative[rows:].reshape(rows, -1), weight, rule)
+    peers = relative[rows:].reshape(rows, -1)
+    apart = peers - (peers * weight).sum(axis=1, keepdims=True)
+    return shift(relative[:rows], peers, weight, rule), np.sqrt((apart**2 * weight).sum(axis=1))
 
 
-def interval_factor(device: DeviceSpec, operator: str, levels: Array, by: Array, factor: Array) -> Array:
+def interval_factor(
+    device: DeviceSpec, operator: str, levels: Array, shifted: tuple[Array, Array], factor: Array
+) -> Array:
     """Factor on the intervals of an unseen device's predictions, (rows,).
 
     Parameters
     ----------
     levels : (rows, len(LEVELS))
         Log quantiles.
-    by : (rows,)
-        :func:`shift` that moved them: minus the log distance of the network's own prediction.
+    shifted : pair of (rows,)
+        :func:`carried_shift` of the rows. The first is minus the log distance of the network's own prediction.
     factor : (rows,)
         Factor that follows from the coverage of training.
     """
     if operator == TIR or device.kind != "gpu":
         return factor
-    of_family = WIDTHS.get(device.vendor, {})
-    factor = factor * of_family.get(operator_family(operator), of_family.get("", OTHER_WIDTH))
+    by, spread = shifted
     low, middle, high = levels[:, _LOW], levels[:, _MEDIAN], levels[:, _HIGH]
+    around = np.hypot(PEERS_SPREAD * spread, LEAST_HALF.get(device.vendor, OTHER_HALF))
+    factor = np.hypot(OWN_HALF * factor, around / np.maximum((high - low) / 2, 1e-3))
     half = np.maximum(np.where(by > 0, middle - low, high - middle), 1e-3)
     return np.where(np.abs(by) > APART, np.maximum(factor, np.abs(by) / half), factor)
 

@@ -328,12 +328,11 @@ class InferencePipeline:
         # The queries and the same queries on peer devices go through the network together.
         unseen, parts = np.flatnonzero(embedding[rows.device] == 0), [rows]
         groups: list[tuple[Array, DeviceSpec, str, Array, Array, Array]] = []
-        moved: list[tuple[DeviceSpec, str, Array, Array]] = []
+        moved: list[tuple[DeviceSpec, str, Array, tuple[Array, Array]]] = []
         step = self._steps(batch, names)
         for members, spec, kind in _by_kind(batch, unseen):
             peers = self._peers.of(spec.kind, spec.vendor, *kind)
             if not peers:
-                moved.append((spec, kind[0], members, np.zeros(len(members))))
                 continue
             weight = weights(spec, *kind[:2], [peer for _, peer in peers])
             counts = (weight > 0) & corrects(spec.kind, kind[0])
@@ -357,17 +356,17 @@ class InferencePipeline:
                 on_peers = as_peers(part, len(specs) + columns[counts])
                 used = np.arange(span.start, span.stop).reshape(shape)[:, counts].reshape(-1)
                 both = np.concatenate([members, used])
-                by = carried_shift(every_point[both], reference[both], sheets, (part, on_peers), weight, rule)
-                point[members] += by
-                levels[members] += by[:, None]
-                moved.append((spec, operator, members, by))
+                shifted = carried_shift(every_point[both], reference[both], sheets, (part, on_peers), weight, rule)
+                point[members] += shifted[0]
+                levels[members] += shifted[0][:, None]
+                moved.append((spec, operator, members, shifted))
             if opinions is not None:
                 opinions[members[:, None], columns[None, :]] = (every_point - reference)[span].reshape(shape)
         distance = self.distance(batch)
         step = limited_step(distance, step, _status_codes(batch) > 0)
         factor = self.factor(distance + step) * self._open_factor(batch, names)
-        for spec, operator, members, by in moved:
-            factor[members] = interval_factor(spec, operator, levels[members], by, factor[members])
+        for spec, operator, members, shifted in moved:
+            factor[members] = interval_factor(spec, operator, levels[members], shifted, factor[members])
         return replace(output, peers=opinions, distance=distance, step=step, factor=factor)
 
     def _add_devices_without_embedding(self, batch: QueryBatch) -> tuple[QueryBatch, list[Trained], list[str]]:

@@ -78,11 +78,13 @@ def test_own_prediction_moves_the_mean_of_the_peers_by_a_bounded_ratio() -> None
 
 
 def test_interval_of_an_unseen_device_has_the_networks_own_prediction_and_that_of_the_peers() -> None:
-    levels = np.tile(np.linspace(-0.2, 0.2, len(LEVELS)), (2, 1))
-    by = np.array([0.8, 0.1])
-    factor = interval_factor(lookup("rtx-4090"), "linear", levels, by, np.ones(2))
+    levels = np.tile(np.linspace(-0.2, 0.2, len(LEVELS)), (3, 1))
+    shifted = np.array([0.8, 0.1, 0.1]), np.array([0.1, 0.1, 0.5])
+    factor = interval_factor(lookup("rtx-4090"), "linear", levels, shifted, np.ones(3))
     low = scale_quantiles(levels, factor)[:, LEVELS.index(0.1)]
-    assert low[0] == pytest.approx(-0.8) and factor[1] == 1.0
+    assert low[0] == pytest.approx(-0.8)
+    assert low[2] == pytest.approx(-np.hypot(0.4 * levels[0, LEVELS.index(0.9)], np.hypot(1.4 * 0.5, 0.2)))
+    assert low[2] < low[1] < 0  # peers that disagree widen it
 
 
 def test_reason_names_the_relatives_of_an_unseen_device(predictor: LatencyPredictor) -> None:
