@@ -48,34 +48,19 @@ _ONE_BY_ONE = 2
 
 @dataclass(frozen=True)
 class EncodedPrograms:
-    """Features of programs that share one leaf count.
-
-    Attributes
-    ----------
-    leaves : float32, (programs, leaves, WIDTH), or with the schedule's columns behind them
-    positions : int32, (leaves,) or (programs, leaves)
-    totals : float64, (programs, len(PROGRAM_COLUMNS))
-        ``flops``: floating-point operations that the result needs (masked and zero-multiplied work left
-        out where the operator is known); ``bytes``: distinct bytes of the arguments read and written;
-        ``matrix``: 1 when most of the work is a contraction; ``work_fraction``: flops over the flops
-        of the loop nest; ``output_elements``; ``parallel_blocks``: blocks of a GPU schedule, else 0.
-    dtype : str
-        Element type of the first argument.
-    family : str
-        ``gemm``, ``conv``, ``attention``, ``vector`` or ``tir`` (a program given as TIR).
-    structure : str
-        Structural class of operators (:mod:`cdmpp.programs.templates`); "" where there is none.
-    sizes : int64, (programs, size names of the operator), optional
-        Sizes of operators; with the structure they give the features of another element type.
-    """
+    """Features of programs that share one leaf count."""
 
     leaves: Array
     positions: Array
+    # ``flops``: floating-point operations that the result needs (masked and zero-multiplied work left out where the
+    # operator is known); ``bytes``: distinct bytes of the arguments read and written; ``matrix``: 1 when most of the
+    # work is a contraction; ``work_fraction``: flops over the flops of the loop nest; ``output_elements``;
+    # ``parallel_blocks``: blocks of a GPU schedule, else 0.
     totals: Array
-    dtype: str
-    family: str
-    structure: str = ""
-    sizes: Array | None = None
+    dtype: str  # element type of the first argument
+    family: str  # ``gemm``, ``conv``, ``attention``, ``vector`` or ``tir`` (a program given as TIR)
+    structure: str = ""  # structural class of operators (:mod:`cdmpp.programs.templates`); "" where there is none
+    sizes: Array | None = None  # sizes of operators; with the structure they give the features of another element type
 
     def __len__(self) -> int:
         return len(self.leaves)
@@ -306,25 +291,14 @@ class EncodedProgram:
 
     Texts of programs that nobody vouches for are parsed in a process of their own; this is what comes back.
     The features are trusted as they are.
-
-    Attributes
-    ----------
-    name : str
-        For people, as a TensorProgram's.
-    hash : str
-        The TensorProgram's structural hash: answers are remembered by it.
-    backend : {"library", "tvm"}
-    operator : str
-        The operator's name; "tir" for a program given as TIR.
-    features : EncodedPrograms of one row
-        Of TIR with the schedule's columns (:mod:`cdmpp.features.schedule`); a network that does not read them
-        leaves them out.
     """
 
-    name: str
-    hash: str
+    name: str  # for people, as a TensorProgram's
+    hash: str  # the TensorProgram's structural hash: answers are remembered by it
     backend: Backend
-    operator: str
+    operator: str  # the operator's name; "tir" for a program given as TIR
+    # Of TIR with the schedule's columns (:mod:`cdmpp.features.schedule`); a network that does not read them leaves them
+    # out.
     features: EncodedPrograms
 
     def __post_init__(self) -> None:

@@ -32,21 +32,11 @@ KEPT = 6_000
 
 @dataclass(slots=True)
 class Candidate:
-    """A distinct program of a search.
+    """A distinct program of a search."""
 
-    Attributes
-    ----------
-    features : EncodedPrograms of one row
-        With the schedule's columns.
-    summary : float64, (columns,)
-        Of :func:`cdmpp.integrations.online.summary`.
-    log_s : float
-        Log of the seconds that the network predicts; NaN before the first prediction.
-    """
-
-    features: EncodedPrograms
-    summary: np.ndarray[Any, np.dtype[np.float64]]
-    log_s: float = float("nan")
+    features: EncodedPrograms  # with the schedule's columns
+    summary: np.ndarray[Any, np.dtype[np.float64]]  # of :func:`cdmpp.integrations.online.summary`
+    log_s: float = float("nan")  # log of the seconds that the network predicts; NaN before the first prediction
 
 
 class CandidateEncoder:

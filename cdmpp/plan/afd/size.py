@@ -38,25 +38,14 @@ _SLACK = 1e-9
 
 @dataclass(frozen=True)
 class AfdSide:
-    """The attention or the feed-forward instances.
+    """The attention or the feed-forward instances."""
 
-    Attributes
-    ----------
-    sizes, seconds : array, shape (points,)
-        Seconds of one layer by tokens on one instance.
-    max_instances : int
-        Instances that may be used.
-    price : float
-        Of one instance, per hour or in any unit; 1 counts devices.
-    max_tokens : int
-        Tokens that one instance may hold (KV memory of attention).
-    """
-
+    # (points,): seconds of one layer by tokens on one instance.
     sizes: np.ndarray
     seconds: np.ndarray
-    max_instances: int
-    price: float
-    max_tokens: int
+    max_instances: int  # instances that may be used
+    price: float  # of one instance, per hour or in any unit; 1 counts devices
+    max_tokens: int  # tokens that one instance may hold (KV memory of attention)
 
     def layer_s(self, tokens: np.ndarray) -> np.ndarray:
         """Seconds of one layer; infinite beyond ``max_tokens``."""

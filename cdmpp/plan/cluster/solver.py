@@ -29,19 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """An elastic job.
-
-    Attributes
-    ----------
-    workers : tuple of int
-        Counts that it can run with, growing; the first is what it needs.
-    remaining_s : tuple of float
-        Seconds it would still take with each.
-    """
+    """An elastic job."""
 
     name: str
-    workers: tuple[int, ...]
-    remaining_s: tuple[float, ...]
+    workers: tuple[int, ...]  # counts that it can run with, growing; the first is what it needs
+    remaining_s: tuple[float, ...]  # seconds it would still take with each
 
     def time_s(self, workers: int) -> float:
         """Seconds with one of its counts."""

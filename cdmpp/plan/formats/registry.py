@@ -22,40 +22,20 @@ from cdmpp.utils.writing import replacing
 
 @dataclass(frozen=True)
 class Exported:
-    """A plan in the format of another framework.
+    """A plan in the format of another framework."""
 
-    Attributes
-    ----------
-    text : str
-        Content of the file.
-    notes : tuple of str
-        Parts of the plan that the format cannot express, and assumptions; one sentence each.
-    """
-
-    text: str
-    notes: tuple[str, ...] = ()
+    text: str  # content of the file
+    notes: tuple[str, ...] = ()  # parts of the plan that the format cannot express, and assumptions; one sentence each
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A plan request from the file of another framework.
+    """A plan request from the file of another framework."""
 
-    Attributes
-    ----------
-    request : dict
-        The request as JSON values. Fields that the file does not determine are missing.
-    ignored : tuple of str
-        Fields of the file that have no counterpart in the request.
-    notes : tuple of str
-        Assumptions; one sentence each.
-    missing : tuple of str
-        Dotted paths of fields that the planner needs and the file does not have.
-    """
-
-    request: dict[str, Any]
-    ignored: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
+    request: dict[str, Any]  # The request as JSON values. Fields that the file does not determine are missing.
+    ignored: tuple[str, ...] = ()  # fields of the file that have no counterpart in the request
+    notes: tuple[str, ...] = ()  # assumptions; one sentence each
+    missing: tuple[str, ...] = ()  # dotted paths of fields that the planner needs and the file does not have
 
 
 class PlanExporter(Closed, ABC):
@@ -181,20 +161,11 @@ Model = TypeVar("Model", PlanExporter, RequestImporter)
 
 @dataclass(frozen=True)
 class Format:
-    """A file format; its module is imported on first use.
+    """A file format; its module is imported on first use."""
 
-    Attributes
-    ----------
-    summary : str
-        What the file is for, in one line.
-    module : str
-        Module of this package.
-    writes, reads : str or None
-        Its exporter and its importer.
-    """
-
-    summary: str
-    module: str
+    summary: str  # what the file is for, in one line
+    module: str  # module of this package
+    # Its exporter and its importer.
     writes: str | None
     reads: str | None
 

@@ -57,47 +57,29 @@ _VERSIONS = "trainer.v1.sampler.max_off_policy_threshold"
 
 @dataclass(frozen=True)
 class NodePool:
-    """Equal units: generation instances or data-parallel training units.
-
-    Attributes
-    ----------
-    units, unit_gpus : int
-        Units; GPUs of each.
-    nodes, node_gpus : int
-        Nodes; GPUs of each.
-    """
+    """Equal units: generation instances or data-parallel training units."""
 
     name: str
+    # Units; GPUs of each.
     units: int
     unit_gpus: int
+    # Nodes; GPUs of each.
     nodes: int
     node_gpus: int
 
 
 @dataclass(frozen=True)
 class Pools:
-    """Pools of a plan.
+    """Pools of a plan."""
 
-    Attributes
-    ----------
-    generation, training : NodePool
-        The same pool where the plan is shared.
-    shared : bool
-        The units generate, then train.
-    tp : int
-        GPUs of a generation instance.
-    layout : mapping or None
-        Degrees and micro-batch of training; None: the plan has none.
-    samples, mini_batch : int
-        Samples of a step and of an update.
-    """
-
+    # The same pool where the plan is shared.
     generation: NodePool
     training: NodePool
-    shared: bool
-    tp: int
+    shared: bool  # the units generate, then train
+    tp: int  # GPUs of a generation instance
     notes: tuple[str, ...]
-    layout: Mapping[str, Any] | None
+    layout: Mapping[str, Any] | None  # degrees and micro-batch of training; None: the plan has none
+    # Samples of a step and of an update.
     samples: int
     mini_batch: int
 

@@ -27,36 +27,19 @@ Works = list[tuple[Form, int]]
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A training job with pipeline parallelism.
-
-    Attributes
-    ----------
-    pp : int
-        Ranks of the pipeline.
-    virtual : int
-        Stages on each rank.
-    micro_batches : int
-        Of a step of one data-parallel copy.
-    dp : int
-        Data-parallel copies.
-    schedule : str or dict
-        Of a ``simulate`` request.
-    stages : sequence of mappings, optional
-        Numbers of "embedding", "block" and "head" in each stage; default: equal numbers of blocks.
-    recompute : bool
-        Whether activations are recomputed.
-    """
+    """A training job with pipeline parallelism."""
 
     model: LLMConfig
     run: Training
-    pp: int
-    micro_batches: int
+    pp: int  # ranks of the pipeline
+    micro_batches: int  # of a step of one data-parallel copy
     device: Any
-    virtual: int = 1
-    dp: int = 1
-    schedule: Any = "1f1b"
+    virtual: int = 1  # stages on each rank
+    dp: int = 1  # data-parallel copies
+    schedule: Any = "1f1b"  # of a ``simulate`` request
+    # Numbers of "embedding", "block" and "head" in each stage; default: equal numbers of blocks.
     stages: Sequence[Mapping[str, int]] | None = None
-    recompute: bool = False
+    recompute: bool = False  # whether activations are recomputed
 
     @property
     def ranks(self) -> int:
@@ -147,29 +130,18 @@ def micro_batch_count(sequences: int, micro_batch: int, dp: int, option: str) ->
 
 @dataclass(frozen=True)
 class Training:
-    """How a transformer is trained.
+    """How a transformer is trained."""
 
-    Attributes
-    ----------
-    micro_batch, sequence : int
-        Sequences of a micro-batch; tokens of a sequence.
-    tp : int
-        Tensor-parallel ranks of each stage.
-    sequence_parallel : bool
-        Whether each tensor-parallel rank has a part of the tokens between the linear layers.
-    fp8_scaling : str, optional
-        Scaling of the FP8 products in the linear layers of the blocks; None: they compute in ``dtype``.
-    fp8_weight_gradient : bool
-        Whether the gradients of the weights are FP8 products too.
-    """
-
+    # Sequences of a micro-batch; tokens of a sequence.
     micro_batch: int
     sequence: int
-    tp: int = 1
+    tp: int = 1  # tensor-parallel ranks of each stage
     dtype: str = "bfloat16"
+    # Whether each tensor-parallel rank has a part of the tokens between the linear layers.
     sequence_parallel: bool = False
+    # Scaling of the FP8 products in the linear layers of the blocks; None: they compute in ``dtype``.
     fp8_scaling: str | None = None
-    fp8_weight_gradient: bool = True
+    fp8_weight_gradient: bool = True  # whether the gradients of the weights are FP8 products too
 
     @property
     def tokens(self) -> int:

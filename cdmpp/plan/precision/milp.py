@@ -164,20 +164,11 @@ Listener = Callable[[np.ndarray | None, float], bool]
 
 @dataclass(frozen=True)
 class Effort:
-    """Limits of one call of the solver.
+    """Limits of one call of the solver."""
 
-    Attributes
-    ----------
-    control : SearchControl
-        Budget and cancellation.
-    until_s : float, optional
-        ``control.spent_s`` at which this call ends.
-    nodes : int, optional
-        Limit of branch-and-bound nodes. With it, and a budget that is not reached, equal requests give equal plans.
-    """
-
-    control: SearchControl
-    until_s: float | None = None
+    control: SearchControl  # budget and cancellation
+    until_s: float | None = None  # ``control.spent_s`` at which this call ends
+    # Limit of branch-and-bound nodes. With it, and a budget that is not reached, equal requests give equal plans.
     nodes: int | None = None
     seed: int = 0
 
@@ -190,21 +181,11 @@ class Effort:
 
 @dataclass(frozen=True)
 class SolverOutcome:
-    """Result of a call.
+    """Result of a call."""
 
-    Attributes
-    ----------
-    values : ndarray or None
-        Values of the columns; None where no solution was found.
-    bound : float
-        Lower bound of the objective; minus infinity where there is none.
-    optimal : bool
-        The solution is optimal within the solver's tolerance.
-    """
-
-    values: np.ndarray | None
-    bound: float
-    optimal: bool
+    values: np.ndarray | None  # values of the columns; None where no solution was found
+    bound: float  # lower bound of the objective; minus infinity where there is none
+    optimal: bool  # the solution is optimal within the solver's tolerance
 
 
 def relax(program: LinearProgram, effort: Effort) -> SolverOutcome:
@@ -322,15 +303,10 @@ _START_S, _START_NODES = 10.0, 2000
 
 @dataclass
 class Solution:
-    """Best levels known, their objective, and its lower bound.
-
-    Attributes
-    ----------
-    objective, bound : float
-        Error, bytes or seconds.
-    """
+    """Best levels known, their objective, and its lower bound."""
 
     levels: Levels
+    # Error, bytes or seconds.
     objective: float
     bound: float
 

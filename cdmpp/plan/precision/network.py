@@ -81,28 +81,14 @@ def indicator(
 
 @dataclass(frozen=True)
 class Network:
-    """The operators of a request, in the order of computation.
-
-    Attributes
-    ----------
-    operators : list of OperatorForm
-        In topological order.
-    positions : list of int
-        Position of each operator in the request, for messages.
-    index : dict of str to int
-        Index in ``operators`` by id.
-    sensitivity : list of dict of str to float
-        Error that each type adds, by operator.
-    ignore_memory : bool
-        Whether the devices have unlimited memory.
-    """
+    """The operators of a request, in the order of computation."""
 
     devices: Sequence[DeviceLine]
-    operators: list[OperatorForm]
-    positions: list[int]
-    index: dict[str, int]
-    sensitivity: list[dict[str, float]]
-    ignore_memory: bool = False
+    operators: list[OperatorForm]  # in topological order
+    positions: list[int]  # position of each operator in the request, for messages
+    index: dict[str, int]  # index in ``operators`` by id
+    sensitivity: list[dict[str, float]]  # error that each type adds, by operator
+    ignore_memory: bool = False  # whether the devices have unlimited memory
 
     def dtypes(self, device: DeviceLine, i: int) -> tuple[str, ...]:
         """Levels of operator ``i`` on a device: fewest bits first; of equal bits, the larger error first."""

@@ -119,25 +119,14 @@ def rounded_up(value: float) -> float:
 
 @dataclass(frozen=True)
 class JobSolution:
-    """Solutions of all devices.
+    """Solutions of all devices."""
 
-    Attributes
-    ----------
-    limit_s : float
-        Time limit of an iteration.
-    limit_of : {"request", "start"}
-        Whether the request gives it, or the start takes it.
-    starts, heaps : list of list of int
-        By device: levels that the heap starts from, and levels that it finds.
-    solutions : list of Solution
-        By device; errors of one worker.
-    """
-
-    limit_s: float
-    limit_of: Literal["request", "start"]
+    limit_s: float  # time limit of an iteration
+    limit_of: Literal["request", "start"]  # whether the request gives it, or the start takes it
+    # By device: levels that the heap starts from, and levels that it finds.
     starts: list[Levels]
     heaps: list[Levels]
-    solutions: list[Solution]
+    solutions: list[Solution]  # by device; errors of one worker
 
 
 def search(

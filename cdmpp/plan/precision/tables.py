@@ -308,18 +308,12 @@ _MASTER_BYTES = 8.0
 
 @dataclass(frozen=True)
 class DeviceTables:
-    """One device's tables at the predicted costs and at their bounds.
-
-    Attributes
-    ----------
-    operators : OperatorCosts
-        The costs that they are made of.
-    """
+    """One device's tables at the predicted costs and at their bounds."""
 
     costs: DeviceCosts
     lower: DeviceCosts
     upper: DeviceCosts
-    operators: OperatorCosts
+    operators: OperatorCosts  # the costs that they are made of
     cast_source: CastSource
 
 

@@ -46,18 +46,10 @@ def never() -> bool:
 
 @dataclass(frozen=True)
 class TailSplit:
-    """Number of instances of each group.
+    """Number of instances of each group."""
 
-    Attributes
-    ----------
-    tail : int
-        Instances for the samples flagged as long; 0: no split, all instances serve all samples.
-    regular : int
-        The other instances.
-    """
-
-    tail: int
-    regular: int
+    tail: int  # instances for the samples flagged as long; 0: no split, all instances serve all samples
+    regular: int  # the other instances
 
     @property
     def instances(self) -> int:
@@ -282,21 +274,12 @@ def _generated(engine: GenerationEngine, rows: Ints, queues: SampleQueues) -> tu
 
 @dataclass(frozen=True)
 class PoolMix:
-    """Several pools that generate at once.
+    """Several pools that generate at once."""
 
-    Attributes
-    ----------
-    pools : tuple of int
-        Indices of the pools, in the order of their ranges: the first has the samples ranked longest.
-    units : tuple of int
-        Instances of each pool.
-    samples : tuple of int
-        Samples of each pool.
-    """
-
+    # Indices of the pools, in the order of their ranges: the first has the samples ranked longest.
     pools: tuple[int, ...]
-    units: tuple[int, ...]
-    samples: tuple[int, ...]
+    units: tuple[int, ...]  # instances of each pool
+    samples: tuple[int, ...]  # samples of each pool
 
     @property
     def instances(self) -> int:

@@ -41,27 +41,13 @@ MIN_SAVING = 0.01
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """Seconds of each simulated step; all arrays are (draws,).
+    """Seconds of each simulated step; all arrays are (draws,)."""
 
-    Attributes
-    ----------
-    generation_s : float64 array
-        Until the last sample is generated.
-    stage_s : float64 array
-        Until the inference of the last sample is done.
-    training_s : float64 array
-        Work of training, without waiting; 0 without training.
-    idle_s : float64 array
-        Waiting of training within the step.
-    step_s : float64 array
-        Until the next step can start.
-    """
-
-    generation_s: Floats
-    stage_s: Floats
-    training_s: Floats
-    idle_s: Floats
-    step_s: Floats
+    generation_s: Floats  # until the last sample is generated
+    stage_s: Floats  # until the inference of the last sample is done
+    training_s: Floats  # work of training, without waiting; 0 without training
+    idle_s: Floats  # waiting of training within the step
+    step_s: Floats  # until the next step can start
 
 
 def evaluate(
@@ -390,72 +376,37 @@ def elastic_table(
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The chosen plan, its baselines and its bounds, all on held-out steps.
+    """The chosen plan, its baselines and its bounds, all on held-out steps."""
 
-    Attributes
-    ----------
-    sizes : PoolSizes
-        ``step_s`` and ``price`` are means over the held-out steps.
-    migration_applied : bool
-        Whether ``outcome`` includes the migration.
-    dispatches : dict of str to StepOutcome
-        Baselines of the dispatch with the same units. In one pool: ``lpt`` (longest first, without split and
-        migration), ``random``, ``rule`` (StreamRL's split by quantiles), ``guesses`` (splits that trust guesses of
-        lengths). In several: ``random`` and ``proportional`` (samples in proportion to throughput).
-    one_pool : (float, float) or None
-        Baseline of a mix: seconds and price of the best plan that generates in one pool, without split and migration.
-    disaggregated : (float, float) or None
-        Baseline of a plan whose units generate and then train: seconds and price of the best plan with separate units,
-        without migration.
-    unstreamed : StepOutcome
-        Baseline: training after generation, in one batch.
-    unmigrated : StepOutcome
-        Baseline: the plan without migration.
-    colocated : (float, float) or None
-        Baseline: seconds and price if all units of one pool generate and then train.
-    best_split : TailSplit
-        The best split into two groups, used or not; no split if the search ended before.
-    longest_alone_s : float
-        Decoding of the longest sample alone.
-    bound_s, bound_price : float
-        Lower bounds of the step over all sizes.
-    generation_bound_s : float
-        Lower bound of generation with these units.
-    front : list of PoolSizes
-        The Pareto front of time and price.
-    elastic : list of ElasticPart
-        Empty without separate training and for a mix; shorter if the search ended before.
-    sizes_tried : int
-        Number of generation sizes that were simulated.
-    complete : bool
-        Whether all sizes were simulated.
-    left_out : dict of str to str
-        Name of each pool whose memory is too small, and the reason.
-    judge : Dispatcher or MixDispatcher
-        Dispatcher of the units that generate, on the held-out steps.
-    """
-
-    sizes: PoolSizes
+    sizes: PoolSizes  # ``step_s`` and ``price`` are means over the held-out steps
     outcome: StepOutcome
     migration: Migration | None
-    migration_applied: bool
+    migration_applied: bool  # whether ``outcome`` includes the migration
+    # Baselines of the dispatch with the same units. In one pool: ``lpt`` (longest first, without split and migration),
+    # ``random``, ``rule`` (StreamRL's split by quantiles), ``guesses`` (splits that trust guesses of lengths). In
+    # several: ``random`` and ``proportional`` (samples in proportion to throughput).
     dispatches: dict[str, StepOutcome]
+    # Baseline of a mix: seconds and price of the best plan that generates in one pool, without split and migration.
     one_pool: tuple[float, float] | None
+    # Baseline of a plan whose units generate and then train: seconds and price of the best plan with separate units,
+    # without migration.
     disaggregated: tuple[float, float] | None
-    unstreamed: StepOutcome
-    unmigrated: StepOutcome
+    unstreamed: StepOutcome  # baseline: training after generation, in one batch
+    unmigrated: StepOutcome  # baseline: the plan without migration
+    # Baseline: seconds and price if all units of one pool generate and then train.
     colocated: tuple[float, float] | None
-    best_split: TailSplit
-    longest_alone_s: float
+    best_split: TailSplit  # the best split into two groups, used or not; no split if the search ended before
+    longest_alone_s: float  # decoding of the longest sample alone
+    # Lower bounds of the step over all sizes.
     bound_s: float
     bound_price: float
-    generation_bound_s: float
-    front: list[PoolSizes]
-    elastic: list[ElasticPart]
-    sizes_tried: int
-    complete: bool
-    left_out: dict[str, str]
-    judge: AnyDispatcher
+    generation_bound_s: float  # lower bound of generation with these units
+    front: list[PoolSizes]  # the Pareto front of time and price
+    elastic: list[ElasticPart]  # empty without separate training and for a mix; shorter if the search ended before
+    sizes_tried: int  # number of generation sizes that were simulated
+    complete: bool  # whether all sizes were simulated
+    left_out: dict[str, str]  # name of each pool whose memory is too small, and the reason
+    judge: AnyDispatcher  # dispatcher of the units that generate, on the held-out steps
 
     @property
     def steps(self) -> SampledSteps:

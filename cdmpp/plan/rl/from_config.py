@@ -49,28 +49,16 @@ IN_FLIGHT = 16
 
 @dataclass(frozen=True)
 class TrainingQuestion:
-    """What trains: a model on devices, and the samples of an update.
-
-    Attributes
-    ----------
-    samples : int
-        Samples of an update.
-    lengths : tuple of int
-        Tokens of samples with their prompts.
-    forwards : int
-        Forward passes of models of the same size over each sample, in the layout of training.
-    given : tuple of (str, int)
-        Degrees that all layouts have.
-    """
+    """What trains: a model on devices, and the samples of an update."""
 
     model: LLMConfig
     device: DeviceSpec
     engine: str
     products: str | None
-    samples: int
-    lengths: tuple[int, ...]
-    forwards: int
-    given: tuple[tuple[str, int | str], ...] = ()
+    samples: int  # samples of an update
+    lengths: tuple[int, ...]  # tokens of samples with their prompts
+    forwards: int  # forward passes of models of the same size over each sample, in the layout of training
+    given: tuple[tuple[str, int | str], ...] = ()  # degrees that all layouts have
 
     @cached_property
     def mean(self) -> int:
@@ -220,21 +208,14 @@ def _training_sizes(
 
 @dataclass(frozen=True)
 class InstanceLayout:
-    """Layout of a generation instance.
-
-    Attributes
-    ----------
-    token_bytes, cache_bytes : float
-        Keys and values of a token, and the whole cache, on all its devices.
-    weights : str or None
-        Type of quantised weights.
-    """
+    """Layout of a generation instance."""
 
     tp: int
     ep: int
+    # Keys and values of a token, and the whole cache, on all its devices.
     token_bytes: float
     cache_bytes: float | None
-    weights: str | None = None
+    weights: str | None = None  # type of quantised weights
 
 
 def instance_layouts(
@@ -355,17 +336,14 @@ class _Job:
 
     Attributes
     ----------
-    gpus, node : int
-        Devices in all, and of a node.
-    fields : mapping
-        The model's configuration as in its file.
     mean, longest : int
         Tokens of a sample with its prompt.
     """
 
-    fields: Mapping[str, Any]
+    fields: Mapping[str, Any]  # the model's configuration as in its file
     model: LLMConfig
     device: DeviceSpec
+    # Devices in all, and of a node.
     gpus: int
     node: int
     lengths: Sequence[int]

@@ -25,23 +25,15 @@ Level = Annotated[str, Field(pattern=r"^(0(\.[0-9]{1,9})?|1(\.0{1,9})?)$", max_l
 
 @dataclass(frozen=True)
 class LengthDistribution:
-    """Distribution of response lengths in tokens, at least 1.
+    """Distribution of response lengths in tokens, at least 1."""
 
-    Attributes
-    ----------
-    samples : int64 array or None
-        Observed lengths, drawn with replacement. None: ``scores`` and ``logs`` describe the distribution.
-    scores, logs : float64 arrays
-        Normal scores of the given quantiles and the logarithms of their lengths. They are interpolated linearly
-        (exact for a log-normal distribution) and extrapolated beyond the outermost.
-    longest : int
-        Maximum length.
-    """
-
+    # Observed lengths, drawn with replacement. None: ``scores`` and ``logs`` describe the distribution.
     samples: Ints | None
+    # Normal scores of the given quantiles and the logarithms of their lengths. They are interpolated linearly (exact
+    # for a log-normal distribution) and extrapolated beyond the outermost.
     scores: Floats
     logs: Floats
-    longest: int
+    longest: int  # maximum length
 
     @classmethod
     def of_samples(cls, samples: Sequence[int], longest: int | None = None) -> LengthDistribution:
@@ -210,23 +202,13 @@ class RankerForm(Closed):
 
 @dataclass(frozen=True)
 class SampledSteps:
-    """Steps sampled from a length distribution, each in the ranker's order.
+    """Steps sampled from a length distribution, each in the ranker's order."""
 
-    Attributes
-    ----------
-    lengths : int64 array, (draws, samples)
-        Lengths, longest prediction first.
-    tail_samples : int
-        Number of samples of each row that are flagged as long; they come first.
-    shuffled : int64 array, (draws, samples)
-        A random order of each row.
-    guesses : float64 array, (draws, samples)
-        A prediction of each length with a log-normal error, for the baseline that trusts such predictions.
-    """
-
-    lengths: Ints
-    tail_samples: int
-    shuffled: Ints
+    lengths: Ints  # (draws, samples): lengths, longest prediction first
+    tail_samples: int  # number of samples of each row that are flagged as long; they come first
+    shuffled: Ints  # (draws, samples): a random order of each row
+    # (draws, samples): a prediction of each length with a log-normal error, for the baseline that trusts such
+    # predictions.
     guesses: Floats
 
     def __len__(self) -> int:

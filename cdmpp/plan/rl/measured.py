@@ -90,18 +90,10 @@ def step_s(stages: Floats, shared: bool, staleness: int | None) -> float:
 
 @dataclass(frozen=True)
 class StageFactors:
-    """Factors on the seconds of the stages.
+    """Factors on the seconds of the stages."""
 
-    Attributes
-    ----------
-    logs : float64 array, (4,)
-        Logarithms of the factors.
-    covariance : float64 array, (4, 4)
-        Of the logarithms.
-    """
-
-    logs: Floats
-    covariance: Floats
+    logs: Floats  # (4,): logarithms of the factors
+    covariance: Floats  # (4, 4): of the logarithms
 
     @classmethod
     def prior(cls) -> StageFactors:

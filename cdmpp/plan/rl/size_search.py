@@ -49,30 +49,16 @@ Units = tuple[int, ...]
 
 @dataclass(frozen=True)
 class SizeSearchResult:
-    """Result of the search for sizes.
+    """Result of the search for sizes."""
 
-    Attributes
-    ----------
-    front : list of PoolSizes
-        The Pareto front of time and price.
-    tried : int
-        Number of generation sizes that were simulated.
-    complete : bool
-        Whether these are all sizes.
-    inference_sizes : list of PoolSizes
-        The best shared and the best separate sizes whose generation units run inference. With a migration they
-        may be better than the front.
-    one_pool : list of PoolSizes
-        The front without mixes and tail splits.
-    separate : list of PoolSizes
-        The Pareto front of sizes that train on other units than those that generate.
-    """
-
-    front: list[PoolSizes]
-    tried: int
-    complete: bool
+    front: list[PoolSizes]  # the Pareto front of time and price
+    tried: int  # number of generation sizes that were simulated
+    complete: bool  # whether these are all sizes
+    # The best shared and the best separate sizes whose generation units run inference. With a migration they may be
+    # better than the front.
     inference_sizes: list[PoolSizes]
-    one_pool: list[PoolSizes] = field(default_factory=list)
+    one_pool: list[PoolSizes] = field(default_factory=list)  # the front without mixes and tail splits
+    # The Pareto front of sizes that train on other units than those that generate.
     separate: list[PoolSizes] = field(default_factory=list)
 
 

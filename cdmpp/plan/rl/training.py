@@ -20,18 +20,11 @@ MOST_BATCHES = 32
 
 @dataclass(frozen=True)
 class SizedCosts:
-    """Costs of training by the number of units, each with a layout of its own.
+    """Costs of training by the number of units, each with a layout of its own."""
 
-    Attributes
-    ----------
-    units : int64 array
-        Numbers of units that can train, growing.
-    token_s, update_s, inference_s, swap_s : float64 array, (len(units),)
-        Seconds of a token, of an update besides its tokens, of the forward passes of a token, and of moving the
-        training state out of the devices and back if the same units generate.
-    """
-
-    units: Ints
+    units: Ints  # numbers of units that can train, growing
+    # (units),): seconds of a token, of an update besides its tokens, of the forward passes of a token, and of moving
+    # the training state out of the devices and back if the same units generate.
     token_s: Floats
     update_s: Floats
     inference_s: Floats
@@ -49,42 +42,24 @@ class SizedCosts:
 
 @dataclass(frozen=True)
 class TrainingCost:
-    """Seconds of training on the samples of a step.
+    """Seconds of training on the samples of a step."""
 
-    Attributes
-    ----------
-    per_sample_s, per_token_s : float
-        Seconds on one unit, per sample and per token of prompt and response.
-    fixed_s : float
-        Seconds added once per step, for any number of units: optimizer, synchronisation.
-    efficiency : float
-        Share of the ideal speed-up that remains at each doubling of the units, in (0.5, 1].
-    batch_overhead_s : float
-        Seconds added per batch of a streamed step.
-    inference_s : float
-        Seconds of inference per sample on one unit, if the training units run it. It scales ideally.
-    run_s : float
-        Seconds of one run of a pipeline schedule, which trains on ``run_samples`` samples; 0: no pipelines. With
-        ``sized``, ``run_samples`` is the number of samples of an update.
-    run_samples, run_units : int
-        Samples of one run, and units of one pipeline. Pipelines train side by side on equal numbers of samples.
-    memory_units : int
-        Fewest units whose memory holds weights, gradients and optimizer states.
-    sized : SizedCosts or None
-        In place of all other seconds but ``fixed_s`` and ``batch_overhead_s``.
-    """
-
+    # Seconds on one unit, per sample and per token of prompt and response.
     per_sample_s: float = 0.0
     per_token_s: float = 0.0
-    fixed_s: float = 0.0
-    efficiency: float = 1.0
-    batch_overhead_s: float = 0.0
+    fixed_s: float = 0.0  # seconds added once per step, for any number of units: optimizer, synchronisation
+    efficiency: float = 1.0  # share of the ideal speed-up that remains at each doubling of the units, in (0.5, 1]
+    batch_overhead_s: float = 0.0  # seconds added per batch of a streamed step
+    # Seconds of inference per sample on one unit, if the training units run it. It scales ideally.
     inference_s: float = 0.0
+    # Seconds of one run of a pipeline schedule, which trains on ``run_samples`` samples; 0: no pipelines. With
+    # ``sized``, ``run_samples`` is the number of samples of an update.
     run_s: float = 0.0
+    # Samples of one run, and units of one pipeline. Pipelines train side by side on equal numbers of samples.
     run_samples: int = 1
     run_units: int = 1
-    memory_units: int = 1
-    sized: SizedCosts | None = None
+    memory_units: int = 1  # fewest units whose memory holds weights, gradients and optimizer states
+    sized: SizedCosts | None = None  # in place of all other seconds but ``fixed_s`` and ``batch_overhead_s``
 
     @property
     def least_units(self) -> int:
@@ -143,21 +118,11 @@ class TrainingCost:
 
 @dataclass(frozen=True)
 class ReadyTimes:
-    """Times at which parts of a step are ready for training.
+    """Times at which parts of a step are ready for training."""
 
-    Attributes
-    ----------
-    at_s : float64 array, (draws, parts)
-        Time at which the first ``samples`` samples are ready.
-    samples : float64 array, (parts,)
-        Cumulative number of samples.
-    tokens : float64 array, (draws, parts)
-        Cumulative tokens of prompts and responses.
-    """
-
-    at_s: Floats
-    samples: Floats
-    tokens: Floats
+    at_s: Floats  # (draws, parts): time at which the first ``samples`` samples are ready
+    samples: Floats  # (parts,): cumulative number of samples
+    tokens: Floats  # (draws, parts): cumulative tokens of prompts and responses
 
     @classmethod
     def of(cls, ready_s: Floats, lengths: Ints, prompt_tokens: int) -> ReadyTimes:

@@ -29,42 +29,23 @@ from cdmpp.simulate.emulator.stages import Floats, Stage, grid, on_grid
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer, which is not cut.
+    """One layer, which is not cut."""
 
-    Attributes
-    ----------
-    forward_s, backward_s : tuple of float
-        Seconds of one micro-batch on each kind of device.
-    activation_bytes : float
-        For one micro-batch, between its forward and its backward pass.
-    weight_bytes : float
-        Weights, gradients and optimizer states.
-    transfer_s : float
-        Seconds to send the output to another rank, and again for its gradient.
-    boundary_bytes : float
-        Input of the layer for one micro-batch.
-    """
-
+    # Seconds of one micro-batch on each kind of device.
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
-    activation_bytes: float = 0.0
-    weight_bytes: float = 0.0
-    transfer_s: float = 0.0
+    activation_bytes: float = 0.0  # for one micro-batch, between its forward and its backward pass
+    weight_bytes: float = 0.0  # weights, gradients and optimizer states
+    transfer_s: float = 0.0  # seconds to send the output to another rank, and again for its gradient
     name: str = ""
-    boundary_bytes: float = 0.0
+    boundary_bytes: float = 0.0  # input of the layer for one micro-batch
 
 
 @dataclass(frozen=True)
 class Rank:
-    """A device of the pipeline.
+    """A device of the pipeline."""
 
-    Attributes
-    ----------
-    kind : int
-        Index into the costs of a layer.
-    """
-
-    kind: int = 0
+    kind: int = 0  # index into the costs of a layer
     memory_bytes: float = float("inf")
 
 
@@ -149,22 +130,12 @@ class LayerTable:
 
 @dataclass(frozen=True)
 class Split:
-    """Layers on ranks.
-
-    Attributes
-    ----------
-    ranks : tuple of Rank
-        In the order of the pipeline.
-    order : tuple of int
-        Index of each of them in the given ranks.
-    begin : tuple of int, length ranks + 1
-        Stage s holds layers ``begin[s]`` to ``begin[s + 1] - 1``.
-    """
+    """Layers on ranks."""
 
     table: LayerTable
-    ranks: tuple[Rank, ...]
-    order: tuple[int, ...]
-    begin: tuple[int, ...]
+    ranks: tuple[Rank, ...]  # in the order of the pipeline
+    order: tuple[int, ...]  # index of each of them in the given ranks
+    begin: tuple[int, ...]  # stage s holds layers ``begin[s]`` to ``begin[s + 1] - 1``
 
     @property
     def stage_s(self) -> list[float]:
@@ -262,24 +233,15 @@ FEW = 2000
 
 @dataclass(frozen=True)
 class SplitResult:
-    """The best split of a search.
-
-    Attributes
-    ----------
-    value_s, bound_s : float
-        The objective, and its lower bound over all contiguous splits; for the goal "step" also over all orders of
-        whole passes, not only 1F1B.
-    steps : int
-        Number of simulated splits.
-    complete : bool
-        No contiguous split has a smaller objective.
-    """
+    """The best split of a search."""
 
     split: Split
+    # The objective, and its lower bound over all contiguous splits; for the goal "step" also over all orders of whole
+    # passes, not only 1F1B.
     value_s: float
     bound_s: float
-    steps: int = 0
-    complete: bool = False
+    steps: int = 0  # number of simulated splits
+    complete: bool = False  # no contiguous split has a smaller objective
 
 
 def split(

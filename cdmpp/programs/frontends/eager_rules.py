@@ -54,23 +54,12 @@ class AtenCall:
 
 @dataclass(frozen=True)
 class Launches:
-    """Fields of the operators that a call launches, in order; none for a call that launches nothing.
-
-    Attributes
-    ----------
-    launches : tuple of dict
-    remark : str
-        Why the operators are not the call's own.
-    works : tuple of KernelWork, ConvolutionWork or None
-        Bounds of the first kernels besides those of their operators.
-    host : str
-        Kind of the call for the host, where its name does not say it.
-    """
+    """Fields of the operators that a call launches, in order; none for a call that launches nothing."""
 
     launches: tuple[Fields, ...] = ()
-    remark: str = ""
-    works: tuple[Work | None, ...] = ()
-    host: str = ""
+    remark: str = ""  # why the operators are not the call's own
+    works: tuple[Work | None, ...] = ()  # bounds of the first kernels besides those of their operators
+    host: str = ""  # kind of the call for the host, where its name does not say it
 
 
 def is_tensor(value: Any) -> bool:

@@ -72,26 +72,13 @@ class ScaleLayout:
 
 @dataclass(frozen=True)
 class QuantisedOperand:
-    """One side of a product.
+    """One side of a product."""
 
-    Attributes
-    ----------
-    dtype : str
-        Element type of the specification.
-    source : str
-        Element type in the model, as ONNX names it.
-    scales : ScaleLayout
-    constant : bool
-        Whether it is a weight.
-    nodes : tuple of OnnxNode
-        Nodes that quantise and dequantise it.
-    """
-
-    dtype: str
-    source: str
+    dtype: str  # element type of the specification
+    source: str  # element type in the model, as ONNX names it
     scales: ScaleLayout
-    constant: bool
-    nodes: tuple[OnnxNode, ...] = ()
+    constant: bool  # whether it is a weight
+    nodes: tuple[OnnxNode, ...] = ()  # nodes that quantise and dequantise it
 
     @property
     def dynamic(self) -> bool:

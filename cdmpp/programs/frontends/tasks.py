@@ -19,46 +19,22 @@ FORMS = (
 
 @dataclass(frozen=True)
 class TuningTask:
-    """One fused PrimFunc of a network, as lowered.
+    """One fused PrimFunc of a network, as lowered."""
 
-    Attributes
-    ----------
-    name : str
-        What TVM called it, e.g. ``"fused_conv2d_add_relu"``; for people.
-    hash : str
-        Structural hash (hex, 32 characters), blind to names: equal tasks of all networks have one.
-    tvm_json : str
-        What ``tvm.ir.save_json`` wrote of the PrimFunc; its ``global_symbol`` is ``"main"``.
-    calls : int
-        Launches in one run of the network.
-    """
-
-    name: str
-    hash: str
-    tvm_json: str
-    calls: int
+    name: str  # What TVM called it, e.g. ``"fused_conv2d_add_relu"``; for people.
+    hash: str  # structural hash (hex, 32 characters), blind to names: equal tasks of all networks have one
+    tvm_json: str  # what ``tvm.ir.save_json`` wrote of the PrimFunc; its ``global_symbol`` is ``"main"``
+    calls: int  # launches in one run of the network
 
 
 @dataclass(frozen=True)
 class TaskList:
-    """The tasks of a network.
+    """The tasks of a network."""
 
-    Attributes
-    ----------
-    network : str
-        The network's name without parameters, or the file's without its ending.
-    tasks : tuple of TuningTask
-        Distinct by hash, in the order of their first launch.
-    unsupported : tuple of (str, str)
-        What has no task: the function's or operator's name, and why.
-    source : str
-        Name of the source: the network with its parameters, or the file's name.
-    """
-
-    network: str
-    tasks: tuple[TuningTask, ...]
-    unsupported: tuple[tuple[str, str], ...] = ()
-    source: str = ""
+    network: str  # the network's name without parameters, or the file's without its ending
+    tasks: tuple[TuningTask, ...]  # distinct by hash, in the order of their first launch
+    unsupported: tuple[tuple[str, str], ...] = ()  # what has no task: the function's or operator's name, and why
+    source: str = ""  # name of the source: the network with its parameters, or the file's name
 
 
 #: ``NAME@float16`` is a network of the zoo in mixed precision.

@@ -34,33 +34,17 @@ PHASES = ("forward", "backward", "optimizer")
 
 @dataclass(frozen=True)
 class ListedProgram:
-    """One program of one phase, with the modules that launch it.
+    """One program of one phase, with the modules that launch it."""
 
-    Attributes
-    ----------
-    program : int
-        Index into :attr:`ModuleListing.programs`.
-    call : str
-        The ATen call that launches it.
-    phase : {"forward", "backward", "optimizer"}
-    modules : tuple of str
-        Qualified names of the modules that launch it, distinct, in order; equal but for their numbers. The root has
-        the empty name.
-    count : int
-        Launches in one run.
-    remark : str
-        Why the program is not the call's own, where it is not.
-    work : KernelWork, ConvolutionWork, AttentionWork or None
-        Bounds of the kernel besides those of the program.
-    """
-
-    program: int
-    call: str
-    phase: str
+    program: int  # index into :attr:`ModuleListing.programs`
+    call: str  # the ATen call that launches it
+    phase: str  # {"forward", "backward", "optimizer"}
+    # Qualified names of the modules that launch it, distinct, in order; equal but for their numbers. The root has the
+    # empty name.
     modules: tuple[str, ...]
-    count: int
-    remark: str = ""
-    work: Work | None = None
+    count: int  # launches in one run
+    remark: str = ""  # why the program is not the call's own, where it is not
+    work: Work | None = None  # bounds of the kernel besides those of the program
 
     @property
     def module(self) -> str:
@@ -80,42 +64,20 @@ class ListedCall:
 
 @dataclass(frozen=True)
 class ModuleListing:
-    """The programs of one run of a module.
+    """The programs of one run of a module."""
 
-    Attributes
-    ----------
-    name : str
-        Class of the module.
-    mode : {"inference", "training", "forward"}
-    dtype, autocast : str or None
-        Type to which the module was cast, and type of products under autocast.
-    phases : tuple of str
-        Phases of the run.
-    programs : tuple of TensorProgram
-        Distinct programs, in the order of their first launch.
-    rows : tuple of ListedProgram
-        In the order of their first launch.
-    calls : tuple of ListedCall
-        Every call of the host, in order.
-    left_out : tuple of Unsupported
-        Calls that launch something for which there is no operator.
-    incomplete : frozenset of str
-        Phases with such calls.
-    assumptions : tuple of str
-        What was assumed of values that the module reads.
-    """
-
-    name: str
+    name: str  # class of the module
     mode: Mode
+    # Type to which the module was cast, and type of products under autocast.
     dtype: str | None
     autocast: str | None
-    phases: tuple[str, ...]
-    programs: tuple[TensorProgram, ...]
-    rows: tuple[ListedProgram, ...]
-    calls: tuple[ListedCall, ...]
-    left_out: tuple[Unsupported, ...] = ()
-    incomplete: frozenset[str] = frozenset()
-    assumptions: tuple[str, ...] = ()
+    phases: tuple[str, ...]  # phases of the run
+    programs: tuple[TensorProgram, ...]  # distinct programs, in the order of their first launch
+    rows: tuple[ListedProgram, ...]  # in the order of their first launch
+    calls: tuple[ListedCall, ...]  # every call of the host, in order
+    left_out: tuple[Unsupported, ...] = ()  # calls that launch something for which there is no operator
+    incomplete: frozenset[str] = frozenset()  # phases with such calls
+    assumptions: tuple[str, ...] = ()  # what was assumed of values that the module reads
 
 
 DTYPES = ("float32", "float16", "bfloat16")

@@ -34,27 +34,13 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class ZooNetwork:
-    """A network with random weights and inputs.
+    """A network with random weights and inputs."""
 
-    Attributes
-    ----------
-    name : str
-        Its name in the zoo, e.g. ``"bert-tiny"``.
-    module : torch.nn.Module
-        In evaluation mode, weights seeded.
-    inputs : tuple of torch.Tensor
-        What ``module(*inputs)`` takes.
-    parameters : dict
-        Every parameter with its value, defaults included.
-    changed : dict
-        Those that differ from the default.
-    """
-
-    name: str
-    module: torch.nn.Module
-    inputs: tuple[torch.Tensor, ...]
-    parameters: dict[str, Value]
-    changed: dict[str, Value] = field(default_factory=dict)
+    name: str  # Its name in the zoo, e.g. ``"bert-tiny"``.
+    module: torch.nn.Module  # in evaluation mode, weights seeded
+    inputs: tuple[torch.Tensor, ...]  # what ``module(*inputs)`` takes
+    parameters: dict[str, Value]  # every parameter with its value, defaults included
+    changed: dict[str, Value] = field(default_factory=dict)  # those that differ from the default
 
     @property
     def text(self) -> str:

@@ -32,15 +32,9 @@ _NOTHING = object()
 
 @dataclass
 class Reuse:
-    """Cache of results by key. It is emptied when it is full.
+    """Cache of results by key. It is emptied when it is full."""
 
-    Attributes
-    ----------
-    most, most_bytes : int
-        Most results, and the most memory of results that have ``nbytes``.
-    hits, misses : int
-    """
-
+    # Most results, and the most memory of results that have ``nbytes``.
     most: int = 4096
     most_bytes: int = 1 << 28
     hits: int = 0
@@ -123,21 +117,13 @@ def peaks_over_time(
 
 @dataclass(frozen=True)
 class EmulatedStep:
-    """A simulated training step.
-
-    Attributes
-    ----------
-    structure : Structure
-    start_s, end_s : float64, shape (tasks,)
-        By task number; -1 for tasks that the step does not have.
-    peak_bytes : float64, shape (ranks,)
-        Peak memory of each rank.
-    """
+    """A simulated training step."""
 
     structure: Structure
+    # By task number; -1 for tasks that the step does not have.
     start_s: Floats
     end_s: Floats
-    peak_bytes: Floats
+    peak_bytes: Floats  # peak memory of each rank
 
     @property
     def nbytes(self) -> int:
@@ -176,13 +162,6 @@ class Emulator:
     reuse : bool
         With False nothing is cached. Results are equal to the last bit.
 
-    Attributes
-    ----------
-    stages, structures, steps : Reuse
-        Caches of costs of equal stages, numbering of equal orders, and whole steps.
-    frames : Frames
-        Cache of stretches that repeat, from micro-batch to micro-batch and from step to step.
-
     Notes
     -----
     After SEMU, the step emulator of PipeWeaver: equal parts in space (stages) and in time (micro-batches,
@@ -190,9 +169,11 @@ class Emulator:
     """
 
     reuse: bool = True
+    # Caches of costs of equal stages, numbering of equal orders, and whole steps.
     stages: Reuse = field(default_factory=Reuse)
     structures: Reuse = field(default_factory=Reuse)
     steps: Reuse = field(default_factory=Reuse)
+    # Cache of stretches that repeat, from micro-batch to micro-batch and from step to step.
     frames: Frames = field(default_factory=Frames)
 
     def simulate(

@@ -132,44 +132,24 @@ _MOST = 32
 
 @dataclass(frozen=True)
 class Cut:
-    """A structure cut into frames.
+    """A structure cut into frames."""
 
-    Attributes
-    ----------
-    tasks : int32, shape (places,)
-        Frame after frame, in an order in which they can be simulated.
-    begin : int32, shape (frames + 1,)
-    refs : int32, shape (places, 4)
-        What a task waits for: the pass before it on its rank, and its dependences; -1 for none.
-    outside, outside_begin : int32
-        Tasks of earlier frames that a frame waits for, frame after frame, in an order that frames of one
-        shape share.
-    reach : int32, shape (frames,)
-        How many frames back these lie at most.
-    shape : int32, shape (frames,)
-        Equal for frames with equal passes (but for the micro-batch) that wait for equal passes as many
-        frames back.
-    """
-
-    tasks: Ints
+    tasks: Ints  # frame after frame, in an order in which they can be simulated
     begin: Ints
-    refs: Ints
+    refs: Ints  # what a task waits for: the pass before it on its rank, and its dependences; -1 for none
+    # Tasks of earlier frames that a frame waits for, frame after frame, in an order that frames of one shape share.
     outside: Ints
     outside_begin: Ints
-    reach: Ints
+    reach: Ints  # how many frames back these lie at most
+    # Equal for frames with equal passes (but for the micro-batch) that wait for equal passes as many frames back.
     shape: Ints
 
 
 @dataclass
 class Frames:
-    """Simulates steps frame by frame.
+    """Simulates steps frame by frame."""
 
-    Attributes
-    ----------
-    hits, misses : int
-        Frames that were moved there from an earlier one, and frames that were simulated.
-    """
-
+    # Frames that were moved there from an earlier one, and frames that were simulated.
     hits: int = 0
     misses: int = 0
     _cuts: dict[int, tuple[Structure, Cut]] = field(default_factory=dict, repr=False)

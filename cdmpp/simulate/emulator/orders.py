@@ -16,15 +16,9 @@ ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 
 
 class Pass(NamedTuple):
-    """One pass of one micro-batch through one stage.
+    """One pass of one micro-batch through one stage."""
 
-    Attributes
-    ----------
-    kind : {"F", "B", "W"}
-        Forward; backward (with a W of the same micro-batch: for the inputs alone); backward for the weights.
-    stage, micro_batch : int
-    """
-
+    # Forward; backward (with a W of the same micro-batch: for the inputs alone); backward for the weights.
     kind: PassKind
     stage: int
     micro_batch: int

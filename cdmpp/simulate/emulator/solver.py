@@ -291,19 +291,13 @@ def _passes(step: EmulatedStep, first: int, end: int) -> list[TimelinePass]:
 
 @dataclass(frozen=True)
 class StageCosts:
-    """A stage with its costs.
+    """A stage with its costs."""
 
-    Attributes
-    ----------
-    middle, lower, upper : Stage
-        With the predictions, and with their lower and upper bounds.
-    forward, backward : Cost
-        Class 0.
-    """
-
+    # With the predictions, and with their lower and upper bounds.
     middle: Stage
     lower: Stage
     upper: Stage
+    # Class 0.
     forward: Cost
     backward: Cost
 

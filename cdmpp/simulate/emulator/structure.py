@@ -23,30 +23,19 @@ class Structure:
 
     A task's number is (kind x stages + stage) x micro-batches + micro-batch, with the kinds of
     :data:`cdmpp.simulate.emulator.stages.KINDS`.
-
-    Attributes
-    ----------
-    ranks, stages, micro_batches : int
-    rank_of : int32, shape (stages,)
-    order, begin : int32
-        As :func:`cdmpp.simulate.emulator.evaluate.evaluate` takes them. Rows from ``ranks`` on are the ranks' host
-        links, where something is offloaded.
-    deps : int32, shape (tasks, 3)
-    cut : int32, shape (tasks, 3)
-        Between which stages the dependence's data travel: cut c lies behind stage c; -1 within a rank.
-    split : bool, shape (stages, micro_batches)
-        Whether the weight gradients are a pass of their own.
     """
 
     ranks: int
     stages: int
     micro_batches: int
     rank_of: Ints
+    # As :func:`cdmpp.simulate.emulator.evaluate.evaluate` takes them. Rows from ``ranks`` on are the ranks' host links,
+    # where something is offloaded.
     order: Ints
     begin: Ints
     deps: Ints
-    cut: Ints
-    split: NDArray[np.bool_]
+    cut: Ints  # between which stages the dependence's data travel: cut c lies behind stage c; -1 within a rank
+    split: NDArray[np.bool_]  # whether the weight gradients are a pass of their own
 
     @property
     def tasks(self) -> int:

@@ -25,41 +25,25 @@ COMM = "comm"
 
 @dataclass(frozen=True)
 class GradientLayer:
-    """A part of the network whose gradients are computed together.
-
-    Attributes
-    ----------
-    name : str
-    forward_s, backward_s : float
-        Seconds, 0 or more. What the backward pass does between the next layer and this one is part of it.
-    gradient_bytes : tuple of float
-        Of each parameter in the order of the module; empty for a layer without parameters.
-    """
+    """A part of the network whose gradients are computed together."""
 
     name: str
+    # Seconds, 0 or more. What the backward pass does between the next layer and this one is part of it.
     forward_s: float
     backward_s: float
+    # Of each parameter in the order of the module; empty for a layer without parameters.
     gradient_bytes: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Settings of the all-reduces.
-
-    Attributes
-    ----------
-    ranks : int
-    link : Link
-        Between neighbours; with ``algorithm="measured"`` its figures are of a whole all-reduce.
-    algorithm : {"ring", "tree", "measured"}
-    compute_slowdown, comm_slowdown : float
-        How many times as long computation takes while a transfer runs, and a transfer while something
-        computes; 1 where they share nothing. Transfers by threads of the same cores do.
-    """
+    """Settings of the all-reduces."""
 
     ranks: int
-    link: Link
+    link: Link  # between neighbours; with ``algorithm="measured"`` its figures are of a whole all-reduce
     algorithm: Algorithm = "ring"
+    # How many times as long computation takes while a transfer runs, and a transfer while something computes; 1 where
+    # they share nothing. Transfers by threads of the same cores do.
     compute_slowdown: float = 1.0
     comm_slowdown: float = 1.0
 
@@ -70,17 +54,10 @@ class Setup:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients of one all-reduce.
-
-    Attributes
-    ----------
-    bytes : float
-    parameters : tuple of (layer, parameter)
-        Positions, in the order in which they become ready.
-    """
+    """Gradients of one all-reduce."""
 
     bytes: float
-    parameters: tuple[tuple[int, int], ...]
+    parameters: tuple[tuple[int, int], ...]  # positions, in the order in which they become ready
 
     @property
     def ready(self) -> int:
@@ -94,8 +71,6 @@ class Iteration:
 
     Attributes
     ----------
-    timeline : Timeline
-    buckets : tuple of Bucket
     exposed_comm_s : float
         Time of all-reduces while nothing computes.
     """

@@ -284,41 +284,26 @@ _COMPUTE, _COMM, _GAP = map(_KINDS.index, ("compute", "comm", "gap"))
 
 @dataclass(frozen=True)
 class StreamUse:
-    """One stream of a timeline.
-
-    Attributes
-    ----------
-    device, stream : str
-    busy_s, idle_s : float
-        Their sum is the makespan. Gaps are idle; overlapping nodes (on parallel devices) count once.
-    nodes : int
-        Number of nodes.
-    """
+    """One stream of a timeline."""
 
     device: str
     stream: str
+    # Their sum is the makespan. Gaps are idle; overlapping nodes (on parallel devices) count once.
     busy_s: float
     idle_s: float
-    nodes: int
+    nodes: int  # number of nodes
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """Times of each node. Arrays are in the order of ``graph.nodes``.
-
-    Attributes
-    ----------
-    graph : Graph
-    duration_s, start_s, end_s : Floats, length nodes
-    cause : Ints, length nodes
-        The node whose end (and gap) each start waited for, as a dependency or as the holder of its
-        stream; -1 where it started at once.
-    """
+    """Times of each node. Arrays are in the order of ``graph.nodes``."""
 
     graph: Graph
     duration_s: Floats
     start_s: Floats
     end_s: Floats
+    # The node whose end (and gap) each start waited for, as a dependency or as the holder of its stream; -1 where it
+    # started at once.
     cause: Ints
 
     @property

@@ -20,15 +20,6 @@ COLLECTIVES: tuple[str, ...] = get_args(Collective)
 class Link:
     """A connection between devices.
 
-    Attributes
-    ----------
-    alpha_s : float
-        Seconds of an empty message.
-    beta_s_per_byte : float
-        Seconds per byte.
-    table : tuple of (bytes, seconds)
-        Measured times instead, at least two, bytes rising from above 0.
-
     Notes
     -----
     Between two rows of a table the time is linear in log(bytes) and log(seconds), as dPRO fits it. A smaller
@@ -36,9 +27,9 @@ class Link:
     pair's slope, or at its time where that falls.
     """
 
-    alpha_s: float = 0.0
-    beta_s_per_byte: float = 0.0
-    table: tuple[tuple[float, float], ...] = ()
+    alpha_s: float = 0.0  # seconds of an empty message
+    beta_s_per_byte: float = 0.0  # seconds per byte
+    table: tuple[tuple[float, float], ...] = ()  # measured times instead, at least two, bytes rising from above 0
 
     def __post_init__(self) -> None:
         if not self.table:

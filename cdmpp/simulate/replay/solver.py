@@ -242,22 +242,13 @@ _CHUNK = 2_000_000
 
 @dataclass(frozen=True)
 class DurationSpread:
-    """Errors of the predictions as factors around 1.
+    """Errors of the predictions as factors around 1."""
 
-    Attributes
-    ----------
-    below, above : Floats, length draws
-        Logarithm of the factor for one standard deviation to either side.
-    draw : Ints, length prices
-        Draw of each price: equal programs on equal devices have the same error.
-    device : Ints, length draws
-        Device of each draw.
-    """
-
+    # Logarithm of the factor for one standard deviation to either side.
     below: Floats
     above: Floats
-    draw: Ints
-    device: Ints
+    draw: Ints  # draw of each price: equal programs on equal devices have the same error
+    device: Ints  # device of each draw
 
     def factors(self, samples: int, seed: int, correlation: float) -> Floats:
         """Sampled factors, shape samples x prices.

@@ -88,22 +88,13 @@ def data_parallel_request(
 
 @dataclass(frozen=True)
 class TracedLayer:
-    """A layer with its kernels, before anything is priced.
+    """A layer with its kernels, before anything is priced."""
 
-    Attributes
-    ----------
-    name : str
-        Of the module that has the parameters; of the root its class.
-    forward, backward : Counter of OperatorSpec
-        Kernels and how often each runs.
-    gradient_bytes : tuple of float
-        Of each parameter; the last becomes ready first.
-    """
-
-    name: str
+    name: str  # of the module that has the parameters; of the root its class
+    # Kernels and how often each runs.
     forward: Counter[OperatorSpec]
     backward: Counter[OperatorSpec]
-    gradient_bytes: tuple[float, ...]
+    gradient_bytes: tuple[float, ...]  # of each parameter; the last becomes ready first
 
 
 def layers_of(module: nn.Module, trace: EagerTrace) -> list[TracedLayer]:
@@ -166,21 +157,11 @@ class _Stamps:
 
 @dataclass(frozen=True)
 class MeasuredModule:
-    """Measured layers, and the measured iteration.
+    """Measured layers, and the measured iteration."""
 
-    Attributes
-    ----------
-    layers : list of GradientLayer
-        In the order in which their gradients become ready, reversed.
-    iteration_s : float
-        Of forward and backward together.
-    update_s : float
-        Of the optimizer's step.
-    """
-
-    layers: list[GradientLayer]
-    iteration_s: float
-    update_s: float
+    layers: list[GradientLayer]  # in the order in which their gradients become ready, reversed
+    iteration_s: float  # of forward and backward together
+    update_s: float  # of the optimizer's step
 
 
 def measure_layers(

@@ -28,17 +28,10 @@ _MOST_CONTRADICTIONS = 0.05
 
 @dataclass(frozen=True)
 class Window:
-    """The iterations that are replayed.
+    """The iterations that are replayed."""
 
-    Attributes
-    ----------
-    names : tuple of str
-        Marks, in order; empty where the trace has none.
-    start_s, end_s : float
-        From the origin of the trace.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # marks, in order; empty where the trace has none
+    # From the origin of the trace.
     start_s: float
     end_s: float
 
@@ -127,25 +120,13 @@ def _annotations(trace: RankTrace) -> list[str]:
 
 @dataclass
 class Alignment:
-    """Collectives of several ranks, and their clocks.
+    """Collectives of several ranks, and their clocks."""
 
-    Attributes
-    ----------
-    offsets_s : dict of int to float
-        Rank to seconds that are added to its clock.
-    matches : list of dict of int to TraceEvent
-        Each collective of more than one rank: its event on each rank.
-    residual_s : float
-        Median distance between the ends of a collective on two ranks, after the offsets.
-    unmatched : int
-        Collectives that have no counterpart.
-    remarks : list of str
-    """
-
-    offsets_s: dict[int, float]
+    offsets_s: dict[int, float]  # rank to seconds that are added to its clock
+    # Each collective of more than one rank: its event on each rank.
     matches: list[dict[int, TraceEvent]] = field(default_factory=list)
-    residual_s: float = 0.0
-    unmatched: int = 0
+    residual_s: float = 0.0  # median distance between the ends of a collective on two ranks, after the offsets
+    unmatched: int = 0  # collectives that have no counterpart
     remarks: list[str] = field(default_factory=list)
 
 

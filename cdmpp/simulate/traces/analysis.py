@@ -20,21 +20,11 @@ _TEMPLATE = re.compile(r"<.*")
 
 @dataclass(frozen=True)
 class PathPart:
-    """Part of the critical path.
+    """Part of the critical path."""
 
-    Attributes
-    ----------
-    label : str
-        Operator, or a class in brackets.
-    nodes : int
-    seconds : float
-        Of one iteration.
-    share : float
-    """
-
-    label: str
+    label: str  # operator, or a class in brackets
     nodes: int
-    seconds: float
+    seconds: float  # of one iteration
     share: float
 
 

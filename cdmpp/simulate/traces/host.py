@@ -35,33 +35,17 @@ _WAITS = re.compile(r"wait_tensor|::wait\b|barrier", re.IGNORECASE)
 
 @dataclass(slots=True)
 class Segment:
-    """A piece of a thread's time.
+    """A piece of a thread's time."""
 
-    Attributes
-    ----------
-    start_s, end_s : float
-        From the origin of the trace.
-    role : SegmentRole
-    names : tuple of str
-        Names of the events that enclose it and of its own, outermost first.
-    ranges : int
-        How many of the names, from the first on, are annotations.
-    event : TraceEvent or None
-        Its own event; of an operator the one that computes.
-    operation : TraceEvent or None
-        The innermost operator with a known computation around a launch.
-    waits : bool
-        Its operator's purpose is to wait.
-    """
-
+    # From the origin of the trace.
     start_s: float
     end_s: float
     role: SegmentRole
-    names: tuple[str, ...]
-    ranges: int
-    event: TraceEvent | None = None
-    operation: TraceEvent | None = None
-    waits: bool = False
+    names: tuple[str, ...]  # names of the events that enclose it and of its own, outermost first
+    ranges: int  # how many of the names, from the first on, are annotations
+    event: TraceEvent | None = None  # its own event; of an operator the one that computes
+    operation: TraceEvent | None = None  # the innermost operator with a known computation around a launch
+    waits: bool = False  # its operator's purpose is to wait
 
 
 @dataclass(slots=True)
@@ -169,25 +153,14 @@ _AFTER_WAIT = "copy_bucket_to_grad"
 
 @dataclass
 class HostLane:
-    """A thread in the graph.
-
-    Attributes
-    ----------
-    lane : TraceLane
-    segments : list of Segment
-        Inside of the window, in time order; times from the beginning of the graph.
-    positions : list of int
-        Node of each segment.
-    before : list of int or None
-        Node before each segment in the chain: what a launch in the segment follows.
-    gaps : list of (int, bool)
-        Nodes of idle time, or of calls that wait, and whether they certainly wait.
-    """
+    """A thread in the graph."""
 
     lane: TraceLane
-    segments: list[Segment]
-    positions: list[int] = field(default_factory=list)
+    segments: list[Segment]  # inside of the window, in time order; times from the beginning of the graph
+    positions: list[int] = field(default_factory=list)  # node of each segment
+    # Node before each segment in the chain: what a launch in the segment follows.
     before: list[int | None] = field(default_factory=list)
+    # Nodes of idle time, or of calls that wait, and whether they certainly wait.
     gaps: list[tuple[int, bool]] = field(default_factory=list)
 
 

@@ -26,42 +26,22 @@ WORKING: tuple[Role, ...] = ("op", "kernel", "copy")
 
 @dataclass(slots=True)
 class WorkNode:
-    """A node of the graph and what it stands for.
+    """A node of the graph and what it stands for."""
 
-    Attributes
-    ----------
-    device, stream : str
-        Lane in the graph.
-    duration_s : float
-    deps : list of int
-        Positions of nodes that end before.
-    role : Role
-    rank : int
-    start_s : float
-        Measured, from the beginning of the graph.
-    label : str
-        Operator, call or class, for tables.
-    names : tuple of str
-        The event with the events around it, outermost first; of a kernel, those of its launch and its own.
-    operation : TraceEvent or None
-        Operator that it runs, with its recorded inputs.
-    call : CollectiveCall or None
-    cause : Cause
-        Of a delay.
-    """
-
+    # Lane in the graph.
     device: str
     stream: str
     duration_s: float
-    deps: list[int]
+    deps: list[int]  # positions of nodes that end before
     role: Role
     rank: int
-    start_s: float
-    label: str
+    start_s: float  # measured, from the beginning of the graph
+    label: str  # operator, call or class, for tables
+    # The event with the events around it, outermost first; of a kernel, those of its launch and its own.
     names: tuple[str, ...] = ()
-    operation: TraceEvent | None = None
+    operation: TraceEvent | None = None  # operator that it runs, with its recorded inputs
     call: CollectiveCall | None = None
-    cause: Cause = ""
+    cause: Cause = ""  # of a delay
 
     @property
     def end_s(self) -> float:
@@ -71,44 +51,20 @@ class WorkNode:
 
 @dataclass
 class TraceGraph:
-    """The graph of one or more iterations on all ranks.
+    """The graph of one or more iterations on all ranks."""
 
-    Attributes
-    ----------
-    nodes : list of WorkNode
-        Of each lane in the order in which it ran them.
-    parallel : set of str
-        Devices without order: delays and collectives' meeting points.
-    measured_s : float
-        The longest of the ranks, by :meth:`longest_s`.
-    begins_s : dict of int to float
-        When each rank begins its first iteration, after the first rank to do so.
-    iterations : tuple of str
-        Marks; empty where the trace has none.
-    ranks : tuple of int
-    on_device : bool
-        Kernels ran on a device.
-    has_shapes : bool
-    device_names : tuple of str
-        Marketing names of the devices.
-    alignment_residual_s : float
-        Median distance between the ends of a collective on two ranks.
-    full_queue : int
-        Launches that waited because the device's queue was full.
-    remarks : list of str
-    """
-
-    nodes: list[WorkNode] = field(default_factory=list)
-    parallel: set[str] = field(default_factory=set)
-    measured_s: float = 0.0
+    nodes: list[WorkNode] = field(default_factory=list)  # of each lane in the order in which it ran them
+    parallel: set[str] = field(default_factory=set)  # devices without order: delays and collectives' meeting points
+    measured_s: float = 0.0  # the longest of the ranks, by :meth:`longest_s`
+    # When each rank begins its first iteration, after the first rank to do so.
     begins_s: dict[int, float] = field(default_factory=dict)
-    iterations: tuple[str, ...] = ()
+    iterations: tuple[str, ...] = ()  # marks; empty where the trace has none
     ranks: tuple[int, ...] = ()
-    on_device: bool = False
+    on_device: bool = False  # kernels ran on a device
     has_shapes: bool = False
-    device_names: tuple[str, ...] = ()
-    alignment_residual_s: float = 0.0
-    full_queue: int = 0
+    device_names: tuple[str, ...] = ()  # marketing names of the devices
+    alignment_residual_s: float = 0.0  # median distance between the ends of a collective on two ranks
+    full_queue: int = 0  # launches that waited because the device's queue was full
     remarks: list[str] = field(default_factory=list)
 
     @property

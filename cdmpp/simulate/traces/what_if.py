@@ -48,29 +48,15 @@ _COLLECTIVE_DTYPES = ("float16", "bfloat16", "float32", "int8")
 
 @dataclass(frozen=True)
 class Changes:
-    """What-ifs; each is replayed alone, and several also together.
+    """What-ifs; each is replayed alone, and several also together."""
 
-    Attributes
-    ----------
-    device : DeviceSpec or str, optional
-        Device to run the kernels on.
-    from_device : DeviceSpec or str, optional
-        Device of the trace; default: as the trace names it.
-    ranks : int, optional
-        Number of ranks of each collective.
-    link : str, optional
-        Link of the collectives: a name ("nvlink4") or a bandwidth of one direction ("64GB/s").
-    speed_up : sequence of (str, float)
-        Regular expression of kernels or operators, and how many times faster their device work is.
-    remove : sequence of str
-        Regular expressions of operators and kernels that take no time, on the host and on the device.
-    """
-
-    device: DeviceSpec | str | None = None
-    from_device: DeviceSpec | str | None = None
-    ranks: int | None = None
-    link: str | None = None
+    device: DeviceSpec | str | None = None  # device to run the kernels on
+    from_device: DeviceSpec | str | None = None  # device of the trace; default: as the trace names it
+    ranks: int | None = None  # number of ranks of each collective
+    link: str | None = None  # link of the collectives: a name ("nvlink4") or a bandwidth of one direction ("64GB/s")
+    # Regular expression of kernels or operators, and how many times faster their device work is.
     speed_up: Sequence[tuple[str, float]] = ()
+    # Regular expressions of operators and kernels that take no time, on the host and on the device.
     remove: Sequence[str] = ()
 
     @property
@@ -283,26 +269,14 @@ def _answer(
 
 @dataclass
 class Ratios:
-    """New over measured time of nodes, and how each was found.
+    """New over measured time of nodes, and how each was found."""
 
-    Attributes
-    ----------
-    ratio : dict of int to float
-        By position of the node; nodes that are not there keep their time.
-    method : dict of int to Method
-    reasons : Counter of str
-        Why nodes were not predicted, by number of nodes.
-    predictions : list of Prediction
-        Predictions behind the ratios.
-    tf32 : int
-        Kernels of float32 products that ran as TF32.
-    """
-
+    # By position of the node; nodes that are not there keep their time.
     ratio: dict[int, float] = field(default_factory=dict)
     method: dict[int, Method] = field(default_factory=dict)
-    reasons: Counter[str] = field(default_factory=Counter)
-    predictions: list[Prediction] = field(default_factory=list)
-    tf32: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)  # why nodes were not predicted, by number of nodes
+    predictions: list[Prediction] = field(default_factory=list)  # predictions behind the ratios
+    tf32: int = 0  # kernels of float32 products that ran as TF32
 
     def set(self, position: int, ratio: float, method: Method, reason: str = "") -> None:
         """Take a ratio."""
