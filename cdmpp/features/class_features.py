@@ -54,13 +54,7 @@ class ClassFeatures:
         self._walks: tuple[_Walk, ...] = ()
 
     def compute(self, sizes: Mapping[str, Array], count: int) -> tuple[Array, Array, Array]:
-        """Leaf vectors (count, leaves, WIDTH), totals (count, len(PROGRAM_COLUMNS)) and positions (leaves,).
-
-        Parameters
-        ----------
-        sizes : mapping of str to (count,) int64
-        count : int
-        """
+        """Leaf vectors (count, leaves, WIDTH), totals (count, len(PROGRAM_COLUMNS)) and positions (leaves,)."""
         for walk in self._walks:
             features = walk.repeat(sizes, count)
             if features is not None:
@@ -132,12 +126,8 @@ class _Walk:
 def totals(matrix: Array, moved: Num, outputs: Num) -> Array:
     """Whole-program quantities.
 
-    Parameters
-    ----------
-    matrix : (programs, leaves, columns)
-        Leaf vectors.
-    moved, outputs
-        :func:`argument_bytes` and :func:`output_elements`.
+    ``matrix``: leaf vectors.
+    ``moved``, ``outputs``: :func:`argument_bytes` and :func:`output_elements`.
     """
     flops = np.exp2(matrix[:, :, COLUMN["flops"]].astype(np.float64)) - 1
     contraction = matrix[:, :, COLUMN["is_contraction"]] > 0
@@ -191,13 +181,8 @@ def useful_flops(operator: str, s: Mapping[str, Any], structure: str = "") -> Ar
     A causal mask halves attention; a backward convolution's loop nest multiplies zeros; tiles of experts have
     rows of padding; scales of blocks are multiplied as often as elements. None: as many as the loop nest counts.
 
-    Parameters
-    ----------
-    operator : str
-    s : mapping
-        Integer fields and derived sizes.
-    structure : str
-        Structural class: ``scaling``, ``gated`` and the like.
+    ``s``: integer fields and derived sizes.
+    ``structure``: structural class: ``scaling``, ``gated`` and the like.
     """
     if operator == "conv2d":
         oh, ow = output_hw(s)

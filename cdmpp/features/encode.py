@@ -113,18 +113,9 @@ _size_names = lru_cache(maxsize=None)(size_names)
 def encode_tvm_json(text: str | bytes, function: str | None = None, *, schedule: bool = False) -> EncodedPrograms:
     """Features of one program given as TVM JSON.
 
-    Parameters
-    ----------
-    text : str or bytes
-    function : str, optional
-        Which PrimFunc, when the module has several.
-    schedule : bool
-        With the columns of :mod:`cdmpp.features.schedule` behind each leaf's own.
-
-    Raises
-    ------
-    InvalidProgramError
-        The program cannot be encoded; the message gives the reason.
+    ``function``: which PrimFunc, when the module has several.
+    ``schedule``: with the columns of :mod:`cdmpp.features.schedule` behind each leaf's own.
+    Raises InvalidProgramError: the program cannot be encoded; the message gives the reason.
     """
     walk = recorded_ast if schedule else build_ast
     return encode_ast(walk(*load(text), function=function), schedule=schedule)
@@ -133,10 +124,7 @@ def encode_tvm_json(text: str | bytes, function: str | None = None, *, schedule:
 def encode_ast(ast: CompactAST, *, schedule: bool = False) -> EncodedPrograms:
     """Features of one concrete compact AST.
 
-    Raises
-    ------
-    InvalidProgramError
-        Its sizes overflow, or an element type is not one.
+    Raises InvalidProgramError: its sizes overflow, or an element type is not one.
     """
     return encode_asts([ast], schedule=schedule)[0]
 
@@ -144,10 +132,7 @@ def encode_ast(ast: CompactAST, *, schedule: bool = False) -> EncodedPrograms:
 def encode_asts(asts: Sequence[CompactAST], *, schedule: bool = False) -> list[EncodedPrograms]:
     """Features of concrete compact ASTs, each as :func:`encode_ast` gives it.
 
-    Raises
-    ------
-    InvalidProgramError
-        Sizes of one overflow, or an element type is not one.
+    Raises InvalidProgramError: sizes of one overflow, or an element type is not one.
     """
     try:
         encoded = []
@@ -185,15 +170,8 @@ def encode_operators(specs: Sequence[OperatorSpec]) -> list[EncodedPrograms | In
     Specifications that share a lowered structure are encoded together: a thousand shapes of one operator take
     little longer than one.
 
-    Returns
-    -------
-    list, in the order of ``specs``
-        An error in place of features that are not finite.
-
-    Raises
-    ------
-    UnsupportedOperatorError
-        An operator does not exist for its element type.
+    An error stands in place of features that are not finite.
+    Raises UnsupportedOperatorError: an operator does not exist for its element type.
     """
     classes: dict[str, list[int]] = {}
     for position, spec in enumerate(specs):
@@ -267,10 +245,7 @@ def encode_as(structure: str, dtype: str, sizes: Array) -> EncodedPrograms:
 
     Narrower types of weights and caches, and scales, are left out.
 
-    Raises
-    ------
-    UnsupportedOperatorError
-        There is no such structural class.
+    Raises UnsupportedOperatorError: there is no such structural class.
     """
     operator, _, *flags = structure.split(":")
     flags = [flag for flag in flags if flag.partition("=")[0] not in NARROW_FIELDS]
@@ -333,17 +308,9 @@ COMPILE_FROM, AT_ONCE = 32, 512
 def encode_many(programs: Sequence[Source], *, schedule: bool = False) -> list[EncodedPrograms | InvalidProgramError]:
     """Features of programs, each exactly as :func:`~cdmpp.features.encode.encode_tvm_json` gives it.
 
-    Parameters
-    ----------
-    programs : sequence of str, bytes, (nodes, root) or CompactAST
-        Of one PrimFunc each.
-    schedule : bool
-        With the columns of :mod:`cdmpp.features.schedule` behind each leaf's own.
-
-    Returns
-    -------
-    list, in the order of ``programs``
-        An error in place of a program that cannot be encoded.
+    ``programs``: of one PrimFunc each.
+    ``schedule``: with the columns of :mod:`cdmpp.features.schedule` behind each leaf's own.
+    An error stands in place of a program that cannot be encoded.
     """
     if schedule and len(programs) >= COMPILE_FROM:
         PARTS.compile()
@@ -387,11 +354,7 @@ _DTYPES = {4: "float32", 2: "float16 (or bfloat16)"}
 def unbound(leaves: Array, padding: Array | None = None) -> Array:
     """Programs with a store outside of any thread binding, (programs,) bool.
 
-    Parameters
-    ----------
-    leaves : (programs, leaves, columns)
-    padding : (programs, leaves) bool, optional
-        Leaves that are not the program's.
+    ``padding``: leaves that are not the program's.
     """
     loose = leaves[:, :, COLUMN["is_gpu"]] == 0
     return np.asarray((loose if padding is None else loose & ~padding).any(axis=1))

@@ -78,7 +78,6 @@ class Lanes:
 
         Parameters
         ----------
-        buffer : Buffer
         shape : sequence of int
             Its shape in memory, row-major.
         indices : sequence of int

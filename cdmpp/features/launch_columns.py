@@ -49,18 +49,10 @@ def recorded_ast(nodes: Nodes, root: int, function: str | None = None) -> Compac
 def launch_columns(recorder: Recorder, points: int = POINTS) -> Array:
     """Columns of the leaves of a program.
 
-    Parameters
-    ----------
-    recorder : Recorder
-        After its walk.
-    points : int
-        As in :func:`cdmpp.features.launch.launch_summary`.
-
-    Returns
-    -------
-    ndarray of float32, (leaves, GPU_WIDTH)
-        Magnitudes as log2(1 + x), shares as they are; columns named by
-        :data:`cdmpp.features.launch_schema.GPU_COLUMNS`.
+    ``recorder``: after its walk.
+    ``points``: as in :func:`cdmpp.features.launch.launch_summary`.
+    Returns (leaves, GPU_WIDTH): magnitudes as log2(1 + x), shares as they are; columns named by
+    :data:`cdmpp.features.launch_schema.GPU_COLUMNS`.
     """
     out = np.zeros((len(recorder.ast.leaves), GPU_WIDTH))
     row = {id(leaf): i for i, leaf in enumerate(recorder.ast.leaves)}

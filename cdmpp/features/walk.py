@@ -140,6 +140,9 @@ def build_ast(
 ) -> CompactAST:
     """Build the compact AST of one PrimFunc.
 
+    Raises InvalidProgramError: no (or several) PrimFunc, a symbolic size without a value, a while loop, broken
+    references.
+
     Parameters
     ----------
     nodes, root
@@ -148,11 +151,6 @@ def build_ast(
         Which PrimFunc, when the module has several.
     bindings : mapping, optional
         Values of the symbolic sizes by name (integers, or int64 arrays with one element per shape).
-
-    Raises
-    ------
-    InvalidProgramError
-        No (or several) PrimFunc, a symbolic size without a value, a while loop, broken references.
     """
     return Walker(nodes, bindings or {}).build(root, function)
 

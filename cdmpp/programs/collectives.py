@@ -56,12 +56,7 @@ class Collective(OperatorSpec):
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32", "int8")
 
     def structural_class(self) -> str:
-        """A collective has none.
-
-        Raises
-        ------
-        UnsupportedOperatorError
-        """
+        """A collective has none. Raises UnsupportedOperatorError."""
         raise UnsupportedOperatorError(
             f"{self.operator} is a collective: it has no lowered structure and no features",
             hint="predict it as a program: LatencyPredictor.predict, cdmpp predict or POST /predict",

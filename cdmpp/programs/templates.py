@@ -201,13 +201,8 @@ def partition(
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
     """Split shapes of one operator into structural classes.
 
-    Parameters
-    ----------
-    operator : str
-    fixed : mapping
-        The specification's structural fields (``bias``, ``direction``, ``causal``, ``inputs``, ``transposed``).
-    sizes : mapping of str to int array
-        Every integer field, one element per shape.
+    ``fixed``: the specification's structural fields (``bias``, ``direction``, ``causal``, ``inputs``, ``transposed``).
+    ``sizes``: every integer field, one element per shape.
 
     Yields
     ------

@@ -128,6 +128,8 @@ def size(
 ) -> Sizing:
     """The cheapest choice per token that keeps the goal; equal ones: fewer instances, smaller batch.
 
+    Raises InfeasibleError: no choice keeps the goal; the message says what the best one reaches.
+
     Parameters
     ----------
     tpot_s : float
@@ -138,11 +140,6 @@ def size(
         As many instances on either side.
     control : SearchControl, optional
         When it expires, the best choice so far is returned, with ``complete`` false.
-
-    Raises
-    ------
-    InfeasibleError
-        No choice keeps the goal; the message says what the best one reaches.
     """
     control = control or SearchControl()
     enumeration = _Enumeration(attention, ffn, link, layers, equal)

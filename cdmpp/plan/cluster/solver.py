@@ -123,10 +123,7 @@ def total_s(jobs: Sequence[Job], chosen: Allocation) -> float:
 def most_saved(jobs: Sequence[Job], chosen: Allocation, spare: int) -> float:
     """No allocation of ``spare`` extra workers to the jobs that run saves more: the linear relaxation.
 
-    Parameters
-    ----------
-    chosen : allocation
-        Of :func:`least`: only whether a job runs is read.
+    ``chosen``: of :func:`least`: only whether a job runs is read.
     """
     slopes: list[tuple[float, int]] = []
     for job, n in zip(jobs, chosen, strict=True):
@@ -174,7 +171,6 @@ def reclaim(
 
     Parameters
     ----------
-    servers : mapping of server to (mapping of job to its workers there)
     wanted : int
         At most the number of servers.
     workers, needed : mapping of job to int
@@ -216,12 +212,8 @@ def _of(
 def solve(request: ClusterRequest, control: SearchControl) -> ClusterPlan:
     """The allocation with the least sum of remaining times.
 
-    Raises
-    ------
-    FieldError
-        A step takes no time.
-    InfeasibleError
-        Every job needs more workers than there are.
+    Raises FieldError: a step takes no time.
+    Raises InfeasibleError: every job needs more workers than there are.
     """
     jobs = [_job(request, number) for number in range(len(request.jobs))]
     returned = _returned(request)

@@ -118,10 +118,7 @@ class _Group(Row):
     def units(self, tp: int | None) -> int:
         """Units of ``tp`` GPUs; by default a unit is a bundle.
 
-        Raises
-        ------
-        FieldError
-            The GPUs are no multiple of a unit.
+        Raises FieldError: the GPUs are no multiple of a unit.
         """
         gpus = [bundle.get("GPU", 0.0) for bundle in self.bundles]
         size = tp if tp is not None else max(gpus[0], 1.0)

@@ -48,10 +48,7 @@ class PlanExporter(Closed, ABC):
     def export(self, request: Request[Any], plan: Answer) -> Exported:
         """The plan in this format.
 
-        Raises
-        ------
-        FieldError
-            The format cannot express the plan; ``path`` names the field of the plan or of the request.
+        Raises FieldError: the format cannot express the plan; ``path`` names the field of the plan or of the request.
         """
 
 
@@ -65,10 +62,7 @@ class RequestImporter(Closed, ABC):
     def read(self, text: str, kind: str) -> Imported:
         """The request that a file describes.
 
-        Raises
-        ------
-        FieldError
-            The text is not of this format, or has a value that no request can express.
+        Raises FieldError: the text is not of this format, or has a value that no request can express.
         """
 
 
@@ -107,10 +101,7 @@ def put(tree: dict[str, Any], path: str, value: Any) -> None:
 def write_export(exported: Exported, path: str | PathLike[str]) -> None:
     """Write an exported plan; the file is replaced atomically.
 
-    Raises
-    ------
-    DataError
-        The file cannot be written; a previous file is kept.
+    Raises DataError: the file cannot be written; a previous file is kept.
     """
     with replacing(path) as aside:
         aside.write_text(exported.text, encoding="utf-8", newline="")
@@ -122,16 +113,8 @@ def merge(request: Any, fields: Any, path: str = "") -> Any:
     Objects are merged field by field. An object for a list is merged into each of its items. A list of objects for a
     list of the same length is merged item by item. Any other value replaces the value of the request.
 
-    Parameters
-    ----------
-    request, fields : JSON values
-    path : str
-        Dotted path of both, for errors.
-
-    Raises
-    ------
-    FieldError
-        Two lists of objects have different lengths.
+    ``path``: dotted path of both, for errors.
+    Raises FieldError: two lists of objects have different lengths.
     """
     if isinstance(request, Mapping) and isinstance(fields, Mapping):
         merged = dict(request)
@@ -265,10 +248,7 @@ def import_request(
 def exporter_of(format: str, kind: str) -> type[PlanExporter]:
     """The exporter of a format, for a planner.
 
-    Raises
-    ------
-    FieldError
-        The format is not known, or it does not have this planner; the hint lists the formats that do.
+    Raises FieldError: the format is not known, or it does not have this planner; the hint lists the formats that do.
     """
     known = {name: cls for name, item in FORMATS.items() if (cls := item.exporter()) is not None}
     return _choose(known, format, kind, "export")
@@ -297,13 +277,7 @@ def _choose(known: Mapping[str, type[Model]], format: str, kind: str, way: str) 
 
 
 def options_of(model: type[Model], format: str, values: Mapping[str, Any]) -> Model:
-    """An exporter or importer with its options.
-
-    Raises
-    ------
-    FieldError
-        An option is unknown or wrong.
-    """
+    """An exporter or importer with its options. Raises FieldError: an option is unknown or wrong."""
     known = ", ".join(model.model_fields) or "none"
     unknown = [name for name in values if name not in model.model_fields]
     if unknown:

@@ -119,13 +119,7 @@ class RlExporter(PlanExporter, ABC):
     samples_per_prompt: Annotated[Count, Field(description="Responses to one prompt.")] = 1
 
     def pools(self, request: Request[Any], plan: Answer) -> tuple[RlRequest, RlPlan, Pools]:
-        """The pools of a plan.
-
-        Raises
-        ------
-        FieldError
-            Several pools generate, or nothing trains.
-        """
+        """The pools of a plan. Raises FieldError: several pools generate, or nothing trains."""
         assert isinstance(request, RlRequest) and isinstance(plan, RlPlan)
         if plan.generation.parts:
             raise FieldError(
@@ -154,10 +148,7 @@ class RlExporter(PlanExporter, ABC):
     def prompts(self, samples: int, whole: str = "a step") -> int:
         """Prompts of a step, or of another ``whole``.
 
-        Raises
-        ------
-        FieldError
-            The responses to a prompt do not divide the samples.
+        Raises FieldError: the responses to a prompt do not divide the samples.
         """
         if samples % self.samples_per_prompt:
             raise FieldError.at(

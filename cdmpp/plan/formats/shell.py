@@ -66,10 +66,7 @@ Command = tuple[list[str], str]
 def commands(text: str) -> list[Command]:
     """The commands of a script that is run without arguments; of a text of assignments alone, the words it assigns.
 
-    Raises
-    ------
-    FieldError
-        A quotation or bracket has no end, or the text or its expansions exceed :data:`MAX_TEXT`.
+    Raises FieldError: a quotation or bracket has no end, or the text or its expansions exceed :data:`MAX_TEXT`.
     """
     script = _Script(text.replace("\r\n", "\n"), {}, [])
     expanded = script.commands()

@@ -242,10 +242,7 @@ def _default_stages(fields: _Fields, model: LLMConfig, pp: int, schedule: str) -
 def torchtitan_model(name: Any, flavor: Any) -> LLMConfig:
     """Dimensions of a flavor; the variants of its attention (``8B_flex``) have the same.
 
-    Raises
-    ------
-    FieldError
-        The model or the flavor is not known.
+    Raises FieldError: the model or the flavor is not known.
     """
     flavors = _FLAVORS.get(str(name))
     plain = str(flavor).removesuffix("_attn").removesuffix("_flex").removesuffix("_varlen")

@@ -49,10 +49,7 @@ class TrainingJob:
     def imported(self, kind: str, ignored: tuple[str, ...], notes: Sequence[str]) -> Imported:
         """The request of a planner, "split" or "simulate".
 
-        Raises
-        ------
-        FieldError
-            The tensor-parallel ranks do not divide the model, or the stages its layers.
+        Raises FieldError: the tensor-parallel ranks do not divide the model, or the stages its layers.
         """
         check_dense(self.model)
         if self.pp * self.virtual > self.model.layers + 2:
@@ -112,13 +109,7 @@ class TrainingJob:
 
 
 def micro_batch_count(sequences: int, micro_batch: int, dp: int, option: str) -> int:
-    """Micro-batches of a data-parallel copy.
-
-    Raises
-    ------
-    FieldError
-        The sequences of a step cannot be divided into them.
-    """
+    """Micro-batches of a data-parallel copy. Raises FieldError: the sequences of a step cannot be divided into them."""
     if sequences % (micro_batch * dp):
         raise FieldError.at(
             option,
@@ -193,10 +184,7 @@ def check_tensor_parallel(model: LLMConfig, tp: int, option: str) -> None:
 def layer_forms(model: LLMConfig, run: Training, transfer: Form | None = None) -> list[Form]:
     """Layers of a ``split`` request: embedding, blocks, head.
 
-    Parameters
-    ----------
-    transfer : dict, optional
-        Predicted cost of sending a layer's output to another rank.
+    ``transfer``: predicted cost of sending a layer's output to another rank.
     """
     size = {"boundary_bytes": _boundary_bytes(model, run)}
     send = size if transfer is None else size | {"transfer": transfer}
@@ -210,12 +198,8 @@ def layer_forms(model: LLMConfig, run: Training, transfer: Form | None = None) -
 def stage_form(model: LLMConfig, run: Training, parts: Mapping[str, int], device: Any, **fields: Any) -> Form:
     """A stage of a ``simulate`` request.
 
-    Parameters
-    ----------
-    parts : mapping of str to int
-        Numbers of "embedding", "block" and "head" in this stage.
-    **fields
-        Further fields of the stage.
+    ``parts``: numbers of "embedding", "block" and "head" in this stage.
+    ``**fields``: further fields of the stage.
     """
     costs = {"embedding": _embedding, "block": _block, "head": _head}
     stage: Form = {}
@@ -336,10 +320,7 @@ def _sizes(model: LLMConfig, run: Training, part: str) -> Form:
 def even_stages(layers: int, stages: int) -> list[dict[str, int]]:
     """Blocks of each stage, as many on each; the first has the embedding, the last the head.
 
-    Raises
-    ------
-    FieldError
-        The stages do not divide the layers.
+    Raises FieldError: the stages do not divide the layers.
     """
     if layers % stages:
         raise FieldError(f"{layers} layers cannot be divided equally among {stages} stages", hint="give a layout")

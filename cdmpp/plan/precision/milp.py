@@ -201,12 +201,8 @@ def relax(program: LinearProgram, effort: Effort) -> SolverOutcome:
 def branch(program: LinearProgram, start: Levels | None, effort: Effort, listen: Listener) -> SolverOutcome:
     """Solve a program by branch and bound.
 
-    Parameters
-    ----------
-    start : list of int, optional
-        Levels to begin with; ignored where they break a row.
-    listen : callable
-        Called for every better solution, and regularly in between.
+    ``start``: levels to begin with; ignored where they break a row.
+    ``listen``: called for every better solution, and regularly in between.
     """
     highs = _load(program, effort, integer=True)
     if start is not None:
@@ -458,12 +454,8 @@ def minimise_time(
 ) -> Solution:
     """The shortest iteration within the memory limit; ends once one of at most ``enough_s`` is found.
 
-    Parameters
-    ----------
-    start : list of int
-        Levels within the memory limit.
-    enough_s : float
-        Seconds.
+    ``start``: levels within the memory limit.
+    ``enough_s``: seconds.
     """
     best = Solution(list(start), Pricing(costs, start).iteration_s, 0.0)
     unit_s = best.objective

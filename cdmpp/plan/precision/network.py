@@ -55,6 +55,8 @@ def indicator(
 ) -> dict[str, dict[str, float]]:
     """Sensitivity of each operator to each type.
 
+    Returns operator -> type -> indicator; 0 for float32.
+
     Parameters
     ----------
     tensors : mapping of str to StatisticsForm
@@ -63,11 +65,6 @@ def indicator(
         Operators on the longest path that ends with this one: 1 for the first.
     gamma : float
         Weight of forward errors.
-
-    Returns
-    -------
-    dict of str to dict of str to float
-        Operator -> type -> indicator; 0 for float32.
     """
     total = max(depths.values(), default=0)
     out: dict[str, dict[str, float]] = {}
@@ -101,10 +98,8 @@ class Network:
 def read_network(request: PrecisionRequest) -> Network:
     """Validate the operators and order them.
 
-    Raises
-    ------
-    FieldError
-        Names are used twice, dependencies are unknown or cyclic, or an operator has no type or no sensitivity.
+    Raises FieldError: names are used twice, dependencies are unknown or cyclic, or an operator has no type or no
+    sensitivity.
     """
     devices, operators = request.devices, request.operators
     _index_of([device.name for device in devices], "devices", "name")

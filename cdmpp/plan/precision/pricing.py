@@ -201,12 +201,8 @@ def heap(costs: DeviceCosts, start: Levels, limit_s: float) -> Levels:
     A raise that breaks a limit is rejected, and its operator is not tried again. No raise is taken back, so the
     order decides.
 
-    Parameters
-    ----------
-    start : list of int
-        Levels within the limits.
-    limit_s : float
-        Time limit of an iteration.
+    ``start``: levels within the limits.
+    ``limit_s``: time limit of an iteration.
     """
     priced = Pricing(costs, start)
     candidates: list[tuple[float, int]] = []

@@ -86,6 +86,10 @@ def buckets(
 ) -> list[tuple[int, float]]:
     """Exchanges in the order in which their gradients are ready.
 
+    Returns slot after which the last gradient of a bucket is ready, and the seconds of its exchange.
+    Raises FieldError: a duration or a link is missing, or a bucket names an operator that is unknown or in another
+    bucket.
+
     Parameters
     ----------
     operators : sequence of OperatorForm
@@ -94,16 +98,6 @@ def buckets(
         Index of each operator in that order, by id.
     workers : int
         Workers of all devices.
-
-    Returns
-    -------
-    list of (int, float)
-        Slot after which the last gradient of a bucket is ready, and the seconds of its exchange.
-
-    Raises
-    ------
-    FieldError
-        A duration or a link is missing, or a bucket names an operator that is unknown or in another bucket.
     """
     if form is None or (workers == 1 and form.buckets is None):
         return []
@@ -202,11 +196,8 @@ def backward_dtype(dtype: str, device: DeviceLine) -> str:
 def price_requests(request: PrecisionRequest) -> list[PriceRequest]:
     """Programs of all operators whose costs are not given: by operator, device, type, and pass.
 
-    Raises
-    ------
-    FieldError
-        Parts of the request contradict each other, a device is missing, a program has no type to change, or there are
-        too many programs.
+    Raises FieldError: parts of the request contradict each other, a device is missing, a program has no type to change,
+    or there are too many programs.
     """
     network = read_network(request)
     out: list[PriceRequest] = []
@@ -232,15 +223,8 @@ def price_requests(request: PrecisionRequest) -> list[PriceRequest]:
 def operator_costs(network: Network, prices: Sequence[Prediction]) -> list[OperatorCosts]:
     """Costs by device.
 
-    Parameters
-    ----------
-    prices : sequence of Prediction
-        Prices of :func:`price_requests`, in its order.
-
-    Raises
-    ------
-    FieldError
-        A given cost is missing.
+    ``prices``: prices of :func:`price_requests`, in its order.
+    Raises FieldError: a given cost is missing.
     """
     by_device = [OperatorCosts() for _ in network.devices]
     remaining = iter(prices)
@@ -320,10 +304,7 @@ class DeviceTables:
 def build_tables(request: PrecisionRequest, network: Network) -> list[DeviceTables]:
     """Tables of every device of a priced request.
 
-    Raises
-    ------
-    FieldError
-        A cost of an operator, a cast or an exchange is missing, or a device is unknown.
+    Raises FieldError: a cost of an operator, a cast or an exchange is missing, or a device is unknown.
     """
     costs = operator_costs(network, request.prices)
     workers = sum(line.workers for line in network.devices)

@@ -391,12 +391,8 @@ class MixDispatcher:
     def divide(self, pools: Sequence[int], units: Sequence[int], over: Callable[[], bool] = never) -> PoolMix:
         """The division with the shortest mean generation.
 
-        Parameters
-        ----------
-        pools, units : sequence of int
-            Pools and their instances, at least one each.
-        over : callable
-            Whether to end the search with the best division so far.
+        ``pools``, ``units``: pools and their instances, at least one each.
+        ``over``: whether to end the search with the best division so far.
         """
         count_of = dict(zip(pools, units, strict=True))
         by_speed = sorted(pools, key=lambda pool: float(self.dispatchers[pool].engine.seconds_per_token[1]))

@@ -55,12 +55,8 @@ def evaluate(
 ) -> StepOutcome:
     """Simulate steps with given sizes, split and number of batches.
 
-    Parameters
-    ----------
-    dispatcher : Dispatcher or MixDispatcher
-        Dispatcher of the generation units on the steps.
-    migration : Migration, optional
-        On the same steps.
+    ``dispatcher``: dispatcher of the generation units on the steps.
+    ``migration``: on the same steps.
     """
     if migration is not None:
         return _outcome(problem, sizes, dispatcher, migration.ends_s, migration.ready_s, sizes.batches)
@@ -137,10 +133,7 @@ def lower_bounds(problem: SizingProblem, dispatchers: dict[int, Dispatcher]) -> 
     The bounds combine the longest sample decoded alone, all tokens at the batch with the highest throughput, and
     training without waiting.
 
-    Parameters
-    ----------
-    dispatchers : dict of int to Dispatcher
-        By index of the generation pool.
+    ``dispatchers``: by index of the generation pool.
     """
     bounds = [bound for pool, dispatcher in dispatchers.items() for bound in _bounds(problem, pool, dispatcher)]
     if problem.mixes and len(dispatchers) > 1:
@@ -266,10 +259,7 @@ def _mean_steps(
 ) -> Floats:
     """Lower bound of the mean step over the draws, (generation sizes, training sizes).
 
-    Parameters
-    ----------
-    ready_s, whole_s : float64 arrays, (draws, sizes)
-        Ends of generation, and training in one batch.
+    ``ready_s``, ``whole_s`` (draws, sizes): ends of generation, and training in one batch.
     """
     steps = _mean_of_longer(ready_s, whole_s)
     ready = ready_s.mean(0)[:, None]
@@ -286,9 +276,7 @@ def _mean_steps(
 def _mean_of_longer(stage_s: Floats, whole_s: Floats) -> Floats:
     """Mean over the draws of the longer stage, (generation sizes, training sizes).
 
-    Parameters
-    ----------
-    stage_s, whole_s : float64 arrays, (draws, sizes)
+    ``stage_s``, ``whole_s``: (draws, sizes).
     """
     if stage_s.size * whole_s.shape[1] > MOST_CELLS:
         # The maximum of the means is at most the mean of the maxima.
@@ -323,8 +311,6 @@ def elastic_table(
 
     Parameters
     ----------
-    pool : Pool
-        Generation pool.
     split : TailSplit
         Planned instances. With other units or lengths, the tail keeps its share of the instances, or there is no
         split if that is better.

@@ -138,10 +138,7 @@ def training_sizes(
 
     Numbers of devices without a layout are left out. Results of equal questions are kept.
 
-    Parameters
-    ----------
-    host_bytes_per_s : float
-        Rate of a device to the host's memory.
+    ``host_bytes_per_s``: rate of a device to the host's memory.
     """
     key = (repr(question), tuple(gpus), host_bytes_per_s, predictor.model_id)
     if key not in _known:
@@ -230,6 +227,8 @@ def instance_layouts(
 ) -> list[InstanceLayout]:
     """Layouts of a generation instance that hold the model and the cache of some samples, smallest first.
 
+    Raises InfeasibleError: no layout fits.
+
     Parameters
     ----------
     node : int
@@ -238,11 +237,6 @@ def instance_layouts(
         Tensor-parallel ranks; None: all that fit.
     weights : str or None
         Type of quantised weights.
-
-    Raises
-    ------
-    InfeasibleError
-        None fits.
     """
     types, max_ranks = Types.of(model, "bfloat16", weights, None), gpus
     layouts: list[InstanceLayout] = []
@@ -282,12 +276,7 @@ DRAWS, COMPARE_S = 2, 5.0
 
 
 def read_lengths(path: str | PathLike[str]) -> list[int]:
-    """Response lengths of a CSV file: its first column, with or without a header.
-
-    Raises
-    ------
-    DataError
-    """
+    """Response lengths of a CSV file: its first column, with or without a header. Raises DataError."""
     rows = parse_file(
         path, lambda text: parse_csv(text, MAX_LENGTHS), "CSV", "give a CSV file", max_bytes=MAX_LENGTH_BYTES
     )
@@ -304,9 +293,7 @@ def read_lengths(path: str | PathLike[str]) -> list[int]:
 def read_measured(path: str | PathLike[str]) -> list[dict[str, Any]]:
     """Measured steps of a CSV file with a header: seconds by stage or of the step, sizes and degrees.
 
-    Raises
-    ------
-    DataError
+    Raises DataError.
     """
     rows = parse_file(path, lambda text: parse_csv(text, 1001), "CSV", "give a CSV file", max_bytes=MAX_LENGTH_BYTES)
     header, allowed = ([cell.strip() for cell in rows[0]] if rows else []), (*SECONDS, *SIZES, *DEGREES)
@@ -367,13 +354,7 @@ class _Job:
         return instance_layouts(self.model, self.device, self.gpus, self.node, self.mean, self.longest, tp, weights)
 
     def request(self, instance: InstanceLayout, only: int | None = None) -> dict[str, Any]:
-        """The request with a layout of the generation instances.
-
-        Parameters
-        ----------
-        only : int, optional
-            Devices that train; default: all numbers.
-        """
+        """The request with a layout of the generation instances. ``only``: devices that train; default: all numbers."""
         tp, units = instance.tp, self.gpus // instance.tp
         placement = 1 if self.gpus <= self.node else max(1, self.node // tp)
         # All numbers of devices that any instance layout may have, so that equal questions are asked.

@@ -50,19 +50,11 @@ class LengthDistribution:
     ) -> LengthDistribution:
         """Distribution through at least two quantiles.
 
-        Parameters
-        ----------
-        quantiles : mapping of level in [0, 1] to tokens
-            Levels 0 and 1 are the shortest and longest response of a step: they stand for 0.5 / samples and
-            1 - 0.5 / samples.
-        longest : int, optional
-            Limit of tokens. Without it and without level 1, the distribution ends at level 1 - 0.5 / samples of
-            the extrapolation.
-
-        Raises
-        ------
-        FieldError
-            Fewer than two levels, or lengths that fall.
+        ``quantiles``: levels 0 and 1 are the shortest and longest response of a step: they stand for 0.5 / samples and
+        1 - 0.5 / samples.
+        ``longest``: limit of tokens. Without it and without level 1, the distribution ends at level 1 - 0.5 / samples
+        of the extrapolation.
+        Raises FieldError: fewer than two levels, or lengths that fall.
         """
         edge = 0.5 / max(samples_per_step, 2)
         levels = sorted(quantiles)
@@ -160,10 +152,7 @@ class RankerForm(Closed):
     def rank(self, lengths: Ints, rng: np.random.Generator, error: float | None = None) -> Ints:
         """Indices of the samples in the ranker's order, longest prediction first.
 
-        Parameters
-        ----------
-        error : float, optional
-            Standard deviation of the log length's error for "near". Default: :meth:`error_of` the lengths.
+        ``error``: standard deviation of the log length's error for "near". Default: :meth:`error_of` the lengths.
         """
         if self.misses == "near":
             sigma = self.error_of(lengths) if error is None else error
@@ -224,12 +213,8 @@ def draw_steps(
 ) -> SampledSteps:
     """Draw steps and rank their samples.
 
-    Parameters
-    ----------
-    samples : int
-        Samples of each step.
-    draws : int
-        Number of steps.
+    ``samples``: samples of each step.
+    ``draws``: number of steps.
     """
     rng = np.random.default_rng(rng)
     rows, orders, guesses = [], [], []

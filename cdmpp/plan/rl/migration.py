@@ -58,12 +58,8 @@ class Migration:
 def inference_after(finish_s: Floats, inference_s: float, instances: int) -> Floats:
     """Time at which each sample is ready if inference runs after generation, on all instances.
 
-    Parameters
-    ----------
-    finish_s : float64 array, (draws, samples)
-        Ends of generation. Inference runs in the same order.
-    inference_s : float
-        Seconds of one instance for one sample.
+    ``finish_s`` (draws, samples): ends of generation. Inference runs in the same order.
+    ``inference_s``: seconds of one instance for one sample.
     """
     if inference_s == 0:
         return finish_s
@@ -81,8 +77,6 @@ def fewest_instances(
 
     Parameters
     ----------
-    threshold : int
-        Unfinished samples.
     instances : int
         Current instances.
     slowdown : float

@@ -430,12 +430,8 @@ def instance_memory(
 ) -> InstanceMemory:
     """Memory of an instance of a generating pool with all its costs.
 
-    Parameters
-    ----------
-    weight_bytes : float or None
-        One copy of the weights, for a pool whose decode curve is no language model.
-    tokens : int
-        Tokens of the longest sample. A cache with a window is as large per token as at this length.
+    ``weight_bytes``: one copy of the weights, for a pool whose decode curve is no language model.
+    ``tokens``: tokens of the longest sample. A cache with a window is as large per token as at this length.
     """
     model = _language_model(pool.decode)
     device = pool.decode.device if isinstance(pool.decode, BatchCurve) else None

@@ -66,10 +66,7 @@ def schedules(
 ) -> dict[int, PipelineSchedule]:
     """Schedules of the costs that have pipelines, by index; equal pipelines are searched once.
 
-    Raises
-    ------
-    FieldError, InfeasibleError
-        A schedule cannot be made.
+    Raises FieldError or InfeasibleError: a schedule cannot be made.
     """
     known: list[tuple[PipelineForm, PipelineSchedule]] = []
     by_index: dict[int, PipelineSchedule] = {}
@@ -117,11 +114,8 @@ def cached_table(sizes: Floats, slopes: Floats, max_batch: int) -> Floats:
 def token_table(sizes: Floats, seconds: Floats, max_batch: int) -> Floats:
     """The decode curve at batch sizes 0 (unused), 1, ..., ``max_batch``.
 
-    Parameters
-    ----------
-    sizes, seconds : float64 arrays
-        Points of the curve, in order of growing size. Seconds that fall are replaced by a monotone fit, as in
-        ``/curve``: a larger batch is not faster.
+    ``sizes``, ``seconds``: points of the curve, in order of growing size. Seconds that fall are replaced by a monotone
+    fit, as in ``/curve``: a larger batch is not faster.
 
     Notes
     -----
@@ -185,12 +179,8 @@ def make_problem(
 ) -> RlProblem:
     """The problem of a request with resolved costs.
 
-    Parameters
-    ----------
-    figure : {"latency_s", "lower_s", "upper_s"}
-        Which value of each predicted cost to use.
-    schedules : mapping of int to PipelineSchedule, optional
-        Schedules of the pools that train by pipelines, by index (:func:`cdmpp.plan.rl.problem.schedules`).
+    ``figure``: which value of each predicted cost to use.
+    ``schedules``: schedules of the pools that train by pipelines, by index (:func:`cdmpp.plan.rl.problem.schedules`).
     """
     schedules = schedules or {}
     lengths = request.lengths.distribution(request.samples_per_step)

@@ -52,6 +52,8 @@ def plan_of(
 ) -> RlPlan:
     """The plan of a search result.
 
+    Raises FieldError: the lower bound of the price is 0.
+
     Parameters
     ----------
     request : RlRequest
@@ -60,11 +62,6 @@ def plan_of(
         Made from the request.
     schedules : mapping of int to PipelineSchedule, optional
         Schedules of the pools that train by pipelines, by index.
-
-    Raises
-    ------
-    FieldError
-        The lower bound of the price is 0.
     """
     sizes, sizing = result.sizes, problem.sizing
     bound = result.bound_s if problem.objective == "time" else result.bound_price
@@ -458,12 +455,8 @@ def migration_part(problem: RlProblem, result: SearchResult) -> MigrationPart | 
 def explain(request: RlRequest, problem: RlProblem, result: SearchResult, split: SplitPart) -> list[str]:
     """The explanation of a plan.
 
-    Parameters
-    ----------
-    request : RlRequest
-        With resolved costs.
-    split : SplitPart
-        The tail split as the plan reports it.
+    ``request``: with resolved costs.
+    ``split``: the tail split as the plan reports it.
     """
     return [
         f"all times are simulated: means over {len(result.steps)} held-out steps, drawn from the lengths and not used "

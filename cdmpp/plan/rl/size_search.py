@@ -140,10 +140,7 @@ def search_sizes(
 def shortest_step_s(problem: RlProblem, control: SearchControl) -> float:
     """The shortest step of pool sizes without tail splits, on the search steps.
 
-    Raises
-    ------
-    InfeasibleError
-        No sizes have both stages.
+    Raises InfeasibleError: no sizes have both stages.
     """
     engines = {i: pool.engine for i, pool in enumerate(problem.sizing.pools) if pool.engine is not None}
     dispatchers = problem.dispatchers(engines, held_out=False)
@@ -240,12 +237,8 @@ class SizeQueue:
 def choose_sizes(problem: RlProblem, front: list[PoolSizes]) -> PoolSizes:
     """The best sizes of a Pareto front.
 
-    Raises
-    ------
-    FieldError
-        The front is empty.
-    InfeasibleError
-        Every step is longer than ``most_step_s``.
+    Raises FieldError: the front is empty.
+    Raises InfeasibleError: every step is longer than ``most_step_s``.
     """
     if not front:
         raise FieldError(
@@ -375,12 +368,8 @@ def search_mixes(
     If all combinations of units are few (:data:`MOST_COMBINATIONS`), all are tried. Otherwise some numbers of each
     pool are combined, and the best combination is varied in halving steps.
 
-    Parameters
-    ----------
-    dispatchers : dict of int to Dispatcher
-        By index of the generation pool, on the search steps.
-    control : SearchControl
-        The first combination, all units, is tried in any case.
+    ``dispatchers``: by index of the generation pool, on the search steps.
+    ``control``: the first combination, all units, is tried in any case.
     """
     sizing = problem.sizing
     pools = list(dispatchers)

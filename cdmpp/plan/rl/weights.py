@@ -76,10 +76,7 @@ class SiteLinkForm(Closed):
     def price_requests(self, path: str, part_bytes: float) -> list[PriceRequest]:
         """The copy and a message of :data:`LATENCY_BYTES`; none for a link with figures.
 
-        Parameters
-        ----------
-        part_bytes : float
-            Bytes that one connection sends.
+        ``part_bytes``: bytes that one connection sends.
         """
         form = self.collective
         if form is None or self.device is None:
@@ -145,10 +142,7 @@ class TransferForm(Priced):
 
         After :meth:`with_prices` where a link is predicted.
 
-        Parameters
-        ----------
-        figure : {"latency_s", "lower_s", "upper_s"}
-            Which value of predictions to use.
+        ``figure``: which value of predictions to use.
 
         Notes
         -----
@@ -224,10 +218,7 @@ class WeightsForm(Closed):
     def check(self, training: dict[str, str], generation: dict[str, str]) -> None:
         """Raise FieldError if two sites that exchange weights have no link.
 
-        Parameters
-        ----------
-        training, generation : dict of str to str
-            Site of each pool that trains, and of each that generates, by name.
+        ``training``, ``generation``: site of each pool that trains, and of each that generates, by name.
         """
         if self.transfer is None:
             return

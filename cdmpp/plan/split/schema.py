@@ -293,10 +293,7 @@ class SplitRequest(Request[SplitPlan]):
     def costs(self, number: int, name: PassName) -> list[Cost]:
         """Cost of one pass of a layer on each of :attr:`devices`; after :meth:`with_prices`.
 
-        Raises
-        ------
-        FieldError
-            Seconds are given by device, and a device is missing.
+        Raises FieldError: seconds are given by device, and a device is missing.
         """
         if (number, name) in self._predicted:
             return self._predicted[number, name]

@@ -173,11 +173,8 @@ class Split:
 def stage_costs(split: Split) -> tuple[dict[int, float], dict[int, float]]:
     """Costs of the stages for other schedule simulators.
 
-    Returns
-    -------
-    fwd_costs, bwd_costs : dict of int to float
-        Stage index to seconds of one micro-batch; the stages are numbered as in
-        ``torch.distributed.pipelining``. Backward costs include weight gradients.
+    Returns ``fwd_costs, bwd_costs``: stage index to seconds of one micro-batch; the stages are numbered as in
+    ``torch.distributed.pipelining``. Backward costs include weight gradients.
     """
     table = split.table
     forward, backward = (
@@ -257,6 +254,8 @@ def split(
 ) -> SplitResult:
     """Find the best contiguous split; each rank gets at least one layer.
 
+    Raises InfeasibleError: no split fits into the memory; the message has the memory that one needs.
+
     Parameters
     ----------
     table : LayerTable
@@ -270,11 +269,6 @@ def split(
         Most splits to simulate for the goal "step"; the first four are always simulated.
     describe : callable, optional
         Makes the plan so far, for progress reports.
-
-    Raises
-    ------
-    InfeasibleError
-        No split fits into the memory; the message has the memory that one needs.
     """
     control, emulator = control or SearchControl(), emulator or Emulator()
     try:
@@ -320,10 +314,7 @@ def split(
 def _simple(table: LayerTable, ranks: Sequence[Rank], goal: Goal, emulator: Emulator) -> SplitResult:
     """The better baseline, where the budget ended before the best split was known.
 
-    Raises
-    ------
-    InfeasibleError
-        No baseline fits into the memory.
+    Raises InfeasibleError: no baseline fits into the memory.
     """
     seeds = [split for split in (equal_count(table, ranks), greedy(table, ranks)) if split.fits()]
     if not seeds:
@@ -445,10 +436,7 @@ def best_split(
     ``weigh`` replaces the time of every run of layers on a rank by another figure. ``most_s``: the longest stage of
     the split is not longer.
 
-    Raises
-    ------
-    UnfinishedError
-        ``control`` has expired.
+    Raises UnfinishedError: ``control`` has expired.
     """
     kinds, left = states(ranks, any_order)
     count, layers = len(ranks), len(table)

@@ -146,12 +146,8 @@ class Sweep(Closed):
 def read_sweep(path: Path) -> Sweep:
     """Read a sweep; the paths in it are relative to its folder.
 
-    Raises
-    ------
-    DataError
-        The file cannot be read, or is not TOML.
-    FieldError
-        A field is missing, unknown or wrong, or engine and framework contradict.
+    Raises DataError: the file cannot be read, or is not TOML.
+    Raises FieldError: a field is missing, unknown or wrong, or engine and framework contradict.
     """
     value = read_toml(path, _HINT)
     try:
@@ -291,13 +287,7 @@ class SweepPoint:
 
 
 def sweep_points(sweep: Sweep, devices: dict[str, DeviceSpec]) -> Iterator[SweepPoint]:
-    """The product of a sweep's settings, batches innermost.
-
-    Parameters
-    ----------
-    devices : dict of str to DeviceSpec
-        Specifications of ``sweep.devices``.
-    """
+    """The product of a sweep's settings, batches innermost. ``devices``: specifications of ``sweep.devices``."""
     layouts = product(sweep.tp, sweep.pp, sweep.ep, sweep.dp or (None,))
     for name, engine, precision, layout, batch in product(
         sweep.devices, sweep.engines or (None,), sweep.precisions, list(layouts), sweep.batch

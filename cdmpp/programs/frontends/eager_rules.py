@@ -73,13 +73,7 @@ def dtype_of(tensor: Any) -> str:
 
 
 def number_type(tensor: Any) -> str:
-    """Element type, if operators may have it.
-
-    Raises
-    ------
-    NoRuleError
-        float64, complex or integer arithmetic.
-    """
+    """Element type, if operators may have it. Raises NoRuleError: float64, complex or integer arithmetic."""
     name = dtype_of(tensor)
     if name not in BASIC_DTYPES:
         raise NoRuleError(f"no operator has elements of type {name}")
@@ -754,13 +748,7 @@ _REASONS = (
 
 
 def outcome(call: AtenCall) -> Launches:
-    """Operators that a call launches.
-
-    Raises
-    ------
-    NoRuleError
-        No rule exists for the call.
-    """
+    """Operators that a call launches. Raises NoRuleError: no rule exists for the call."""
     if call.name in FREE:
         return Launches()
     name = call.name if call.name in RULES else call.name.removesuffix("_")
@@ -776,15 +764,9 @@ def outcome(call: AtenCall) -> Launches:
 def further_outcome(call: AtenCall, *, one_pass: bool) -> Launches:
     """Operators that a call launches, by the further rules, then by :func:`outcome`.
 
-    Parameters
-    ----------
-    one_pass : bool
-        Whether PyTorch tags the call as element-wise or as a reduction: without a rule, it streams its tensors once.
-
-    Raises
-    ------
-    NoRuleError
-        No rule exists for the call.
+    ``one_pass``: whether PyTorch tags the call as element-wise or as a reduction: without a rule, it streams its
+    tensors once.
+    Raises NoRuleError: no rule exists for the call.
     """
     rule = foreach if call.name.startswith("_foreach_") else FURTHER_RULES.get(call.name)
     if rule is not None:

@@ -40,6 +40,9 @@ def fold(
 ) -> list[Array]:
     """Evaluate one node of the standard domain on constant inputs.
 
+    Raises NotFoldable: the operator is not evaluated here, its inputs do not fit it, or the result exceeds
+    :data:`MAX_ELEMENTS`.
+
     Parameters
     ----------
     op : str
@@ -52,11 +55,6 @@ def fold(
         Attributes of the node.
     outputs : int
         Number of outputs.
-
-    Raises
-    ------
-    NotFoldable
-        The operator is not evaluated here, its inputs do not fit it, or the result exceeds :data:`MAX_ELEMENTS`.
     """
     bound = _BOUNDS.get(op)
     if bound is None:

@@ -29,13 +29,7 @@ from cdmpp.programs.frontends.onnx_rules import (
 
 
 def map_node(graph: OnnxGraph, node: OnnxNode) -> Outcome:
-    """Operator that a framework launches for one node.
-
-    Raises
-    ------
-    NoRuleError
-        There is no specification for it.
-    """
+    """Operator that a framework launches for one node. Raises NoRuleError: there is no specification for it."""
     if not node.domain and node.op in _FREE:
         return Free(_FREE[node.op])
     rules = {"": _RULES, DOMAIN: CONTRIB_RULES}.get(node.domain)

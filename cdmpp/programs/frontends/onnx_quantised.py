@@ -299,10 +299,7 @@ def _weight_only(activations: str, weight: QuantisedOperand) -> _Types | None:
 def weight_only_fields(activations: str, weight_dtype: str, block: int, k: int) -> tuple[Fields, str]:
     """Types of a product whose weight has scales of ``block`` elements along ``k``, and a remark.
 
-    Raises
-    ------
-    NoRuleError
-        There is no such product.
+    Raises NoRuleError: there is no such product.
     """
     scales = ScaleLayout("channel") if block >= k else ScaleLayout("block", block)
     types = _weight_only(activations, QuantisedOperand(weight_dtype, weight_dtype, scales, constant=True))

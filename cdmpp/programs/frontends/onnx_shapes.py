@@ -71,6 +71,8 @@ def infer_shapes(model: onnx.ModelProto, graph: OnnxGraph, declared: Mapping[str
     own propagation of values through a whole graph has no bound: 32 ``Concat`` nodes of a tensor with itself
     would build a list of 2^32 numbers.
 
+    Raises InvalidProgramError: the shapes contradict each other, or a tensor exceeds the size limit.
+
     Parameters
     ----------
     model : onnx.ModelProto
@@ -80,11 +82,6 @@ def infer_shapes(model: onnx.ModelProto, graph: OnnxGraph, declared: Mapping[str
     declared : mapping of str to onnx.ValueInfoProto
         Static shapes by the exporter's word, used only where inference does not get any further (for an
         operator of another domain, or one that ONNX has no inference for).
-
-    Raises
-    ------
-    InvalidProgramError
-        The shapes contradict each other, or a tensor exceeds the size limit.
     """
     opsets = {o.domain if o.domain != "ai.onnx" else "": o.version for o in model.opset_import}
     rules = OnnxRules(onnx, opsets, model.ir_version)
@@ -194,18 +191,9 @@ class OnnxRules:
     def outputs(self, node: Any, types: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
         """Types of a node's outputs; nothing for an operator without a rule.
 
-        Parameters
-        ----------
-        node : onnx.NodeProto
-        types : mapping of str to onnx.TypeProto
-            Types of its inputs, and of the outer values that its bodies read.
-        values : mapping of str to onnx.TensorProto
-            Values of constant inputs, where they are known.
-
-        Raises
-        ------
-        Exception
-            Any error of ONNX for inputs that do not fit the operator.
+        ``types``: types of its inputs, and of the outer values that its bodies read.
+        ``values``: values of constant inputs, where they are known.
+        Raises Exception: any error of ONNX for inputs that do not fit the operator.
         """
         schema = self._schema(node.domain if node.domain != "ai.onnx" else "", node.op_type)
         if schema is None or not _bodies_are_small(node):

@@ -62,28 +62,14 @@ def network_name(source: str, dims: Mapping[str, int] | None = None) -> str:
 def network_tasks(source: str | Path | ZooNetwork | Any, dims: Mapping[str, int] | None = None) -> TaskList:
     """The tuning tasks of a network.
 
-    Parameters
-    ----------
-    source : str, Path, ZooNetwork, torch.export.ExportedProgram or tvm.IRModule
-        A network of :mod:`cdmpp.programs.zoo` as text (``@float16`` at its end: in mixed precision) or object; the
-        path of an ``.onnx``, ``.pt2`` (``torch.export.save``) or ``.json`` (Relax module as TVM JSON) file; an
-        exported program; a module with a Relax function ``main``.
-    dims : mapping of str to int, optional
-        Sizes of an ONNX model's dynamic dimensions.
-
-    Returns
-    -------
-    TaskList
-        Reshapes are no tasks: see :mod:`cdmpp.programs.frontends.relax_programs`.
-
-    Raises
-    ------
-    InvalidProgramError
-        None of these; the hint lists the forms, or the networks.
-    UnsupportedOperatorError
-        TVM cannot import it (the message names the operator).
-    MissingDependencyError
-        TVM, torch or onnx is not installed.
+    ``source``: a network of :mod:`cdmpp.programs.zoo` as text (``@float16`` at its end: in mixed precision) or object;
+    the path of an ``.onnx``, ``.pt2`` (``torch.export.save``) or ``.json`` (Relax module as TVM JSON) file; an exported
+    program; a module with a Relax function ``main``.
+    ``dims``: sizes of an ONNX model's dynamic dimensions.
+    Reshapes are no tasks: see :mod:`cdmpp.programs.frontends.relax_programs`.
+    Raises InvalidProgramError: none of these; the hint lists the forms, or the networks.
+    Raises UnsupportedOperatorError: TVM cannot import it (the message names the operator).
+    Raises MissingDependencyError: TVM, torch or onnx is not installed.
     """
     if isinstance(source, str | Path):
         path = Path(source)

@@ -30,10 +30,7 @@ def import_tvm() -> Any:
 def prepare() -> None:
     """Import TVM, and what reading TVMScript needs of it, now rather than with the first text.
 
-    Raises
-    ------
-    MissingDependencyError
-        TVM is not installed.
+    Raises MissingDependencyError: TVM is not installed.
     """
     import_tvm()
     _namespace()
@@ -41,6 +38,8 @@ def prepare() -> None:
 
 def programs_from_tir(module: Any, backend: Backend = "tvm", *, name: str | None = None) -> list[TensorProgram]:
     """One program for each PrimFunc of an IRModule, or for a PrimFunc.
+
+    Raises InvalidProgramError: neither an IRModule nor a PrimFunc, or without a PrimFunc.
 
     Parameters
     ----------
@@ -50,11 +49,6 @@ def programs_from_tir(module: Any, backend: Backend = "tvm", *, name: str | None
         Default ``"tvm"``: TIR runs as scheduled.
     name : str, optional
         Replaces the function's name; only for a single PrimFunc.
-
-    Raises
-    ------
-    InvalidProgramError
-        Neither an IRModule nor a PrimFunc, or without a PrimFunc.
     """
     tvm = import_tvm()
     if isinstance(module, tvm.tirx.PrimFunc):
@@ -93,12 +87,8 @@ def programs_from_tvmscript(source: str, backend: Backend = "tvm") -> list[Tenso
 
     The text is not executed: see :mod:`cdmpp.programs.frontends.tvmscript_check` for what is let through.
 
-    Raises
-    ------
-    InvalidProgramError
-        Not TVMScript, or with anything but the listed constructs.
-    MissingDependencyError
-        TVM is not installed.
+    Raises InvalidProgramError: not TVMScript, or with anything but the listed constructs.
+    Raises MissingDependencyError: TVM is not installed.
     """
     functions = _prim_funcs(source)
     return [p for name, function in functions.items() for p in programs_from_tir(function, backend, name=name)]

@@ -142,6 +142,9 @@ def eager_trace(
 ) -> EagerTrace:
     """List the kernels of one forward pass, and of the backward pass if asked for.
 
+    Raises InvalidProgramError: the module contains itself, does not accept the inputs, or does not run without data: it
+    looks at values, or makes tensors on a device of its own.
+
     Parameters
     ----------
     module : torch.nn.Module
@@ -167,12 +170,6 @@ def eager_trace(
         Makes an optimizer of the parameters that the backward pass gave gradients. One step of it is traced.
     with_graph : bool
         Take down the data flow of the calls too.
-
-    Raises
-    ------
-    InvalidProgramError
-        The module contains itself, does not accept the inputs, or does not run without data: it looks at values, or
-        makes tensors on a device of its own.
 
     Notes
     -----

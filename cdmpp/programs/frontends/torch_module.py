@@ -98,6 +98,10 @@ def list_module(
 ) -> ModuleListing:
     """List the kernels that eager PyTorch launches for one run of a module.
 
+    Raises InvalidProgramError: the module contains itself, does not accept the inputs, or looks at values.
+    Raises DataError: an option is not known, or ``module`` or ``example_inputs`` is something else.
+    Raises MissingDependencyError: torch is not installed.
+
     Parameters
     ----------
     module : torch.nn.Module or torch.export.ExportedProgram
@@ -118,15 +122,6 @@ def list_module(
         ``foreach=True``, as it runs them on GPUs. Default: no update.
     compiled : bool
         List the kernels of ``torch.compile`` instead of eager PyTorch's.
-
-    Raises
-    ------
-    InvalidProgramError
-        The module contains itself, does not accept the inputs, or looks at values.
-    DataError
-        An option is not known, or ``module`` or ``example_inputs`` is something else.
-    MissingDependencyError
-        torch is not installed.
     """
     torch = import_torch()
     from cdmpp.programs.frontends.torch_eager import eager_trace
@@ -186,19 +181,11 @@ def is_compiled_module(module: Any) -> bool:
 def exported_library_graph(exported: Any, name: str) -> ProgramGraph:
     """The kernels of one forward pass, each after the one before, as on a stream.
 
-    Parameters
-    ----------
-    exported : torch.export.ExportedProgram
-        With the example inputs that it was exported with; their shapes are those of the kernels.
-    name : str
-        What to call it in messages.
-
-    Raises
-    ------
-    InvalidProgramError
-        Not an exported program, one without example inputs, or one that does not run without data.
-    MissingDependencyError
-        torch is not installed.
+    ``exported``: with the example inputs that it was exported with; their shapes are those of the kernels.
+    ``name``: what to call it in messages.
+    Raises InvalidProgramError: not an exported program, one without example inputs, or one that does not run without
+    data.
+    Raises MissingDependencyError: torch is not installed.
     """
     torch = import_torch()
     from cdmpp.programs.frontends.torch_eager import eager_trace
@@ -337,24 +324,12 @@ def is_factory(text: str) -> bool:
 def load_factory(text: str) -> tuple[Any, Any]:
     """Import a factory and call it; the current directory is importable.
 
-    Parameters
-    ----------
-    text : str
-        ``package.module:factory``. The factory returns a torch module, or a tuple of a module and example inputs. It
-        may also be a module class, or a module itself.
-
-    Returns
-    -------
-    module, example_inputs
-        The inputs are None where the factory returns none.
-
-    Raises
-    ------
-    DataError
-        The Python module cannot be imported, it has no such name, the factory raises an exception, or it returns
-        something else.
-    MissingDependencyError
-        torch is not installed.
+    ``text``: ``package.module:factory``. The factory returns a torch module, or a tuple of a module and example inputs.
+    It may also be a module class, or a module itself.
+    The inputs are None where the factory returns none.
+    Raises DataError: the Python module cannot be imported, it has no such name, the factory raises an exception, or it
+    returns something else.
+    Raises MissingDependencyError: torch is not installed.
     """
     torch = import_torch()
     name, _, attribute = text.partition(":")
@@ -386,15 +361,8 @@ def load_factory(text: str) -> tuple[Any, Any]:
 def parse_inputs(texts: list[str]) -> Any:
     """Example inputs of texts such as ``8,3,224,224``, ``1,128:int64`` or ``input_ids=1,128:int64``.
 
-    Returns
-    -------
-    tuple of Tensor, or dict of str to Tensor
-        On ``meta``; a dictionary where the texts have names.
-
-    Raises
-    ------
-    DataError
-        A text has another form, or only some of several texts have names.
+    The tensors are on ``meta``; a dictionary where the texts have names.
+    Raises DataError: a text has another form, or only some of several texts have names.
     """
     torch = import_torch()
     tensors: list[tuple[str, Any]] = []

@@ -251,13 +251,7 @@ class Emulator:
         micro_batches: int,
         offloaded: Sequence[bool] = (),
     ) -> Structure:
-        """The numbered passes of a schedule.
-
-        Raises
-        ------
-        FieldError
-            The schedule does not fit the stages.
-        """
+        """The numbered passes of a schedule. Raises FieldError: the schedule does not fit the stages."""
         offloaded = tuple(offloaded) if any(offloaded) else ()
         if not isinstance(schedule, str):
             return build(schedule, stages, micro_batches, offloaded, "schedule.order")
@@ -279,10 +273,7 @@ class Emulator:
     ) -> EmulatedStep:
         """Simulate a structure with given costs; whole steps are not cached here.
 
-        Raises
-        ------
-        FieldError
-            The orders wait for each other.
+        Raises FieldError: the orders wait for each other.
         """
         duration, lag, step = durations(structure, costs, classes, transfer_s)
         at_start, at_end = holdings(structure, costs, classes)

@@ -109,7 +109,6 @@ def peaks(order: Ints, begin: Ints, at_start: Floats, at_end: Floats, resident: 
         What a task takes when it starts and (negative: gives back) when it ends, such as bytes.
     resident : float64, shape (ranks,)
         Held all the time.
-    peak : float64, shape (ranks,); filled
 
     Notes
     -----
@@ -191,11 +190,7 @@ class Frames:
 def cut_into_frames(structure: Structure, level: Floats) -> Cut:
     """Cut a structure where a new round of passes begins.
 
-    Parameters
-    ----------
-    structure : Structure
-    level : float64, shape (tasks,)
-        Start of each task if all took one second: what it waits for has a lower one.
+    ``level``: start of each task if all took one second: what it waits for has a lower one.
     """
     row = np.repeat(np.arange(len(structure.begin) - 1), np.diff(structure.begin))
     width = (3 if structure.split.any() else 2) * (structure.stages // structure.ranks or 1)

@@ -65,10 +65,7 @@ def interleaved(ranks: int, stages: int, micro_batches: int) -> Orders:
     (SC '21), section 2.2. Groups have ``ranks`` micro-batches, or somewhat more where these do not divide
     their number, as in PyTorch.
 
-    Raises
-    ------
-    FieldError
-        The micro-batches do not fall into equal groups.
+    Raises FieldError: the micro-batches do not fall into equal groups.
     """
     local = stages // ranks
     rounds = max(1, micro_batches // ranks)

@@ -65,13 +65,9 @@ class _Simulation:
 def solve(request: SimulateRequest, control: SearchControl) -> SimulatePlan:
     """Simulate a step and its baselines.
 
-    Raises
-    ------
-    FieldError
-        The schedule does not fit the stages, its orders wait for each other, or weight gradients take longer than
-        the whole backward pass.
-    InfeasibleError
-        A rank needs more than its memory.
+    Raises FieldError: the schedule does not fit the stages, its orders wait for each other, or weight gradients take
+    longer than the whole backward pass.
+    Raises InfeasibleError: a rank needs more than its memory.
     """
     costs = [_stage_costs(s, form) for s, form in enumerate(request.stages)]
     stages = [stage.middle for stage in costs]
@@ -326,8 +322,6 @@ def explain(
 
     Parameters
     ----------
-    step : EmulatedStep
-    stages : sequence of StageCosts
     same_passes_s : float
         Lower bound of all orders of the same passes.
     bound_s : float
@@ -412,10 +406,7 @@ _NAMES = {"F": "forward", "B": "backward", "W": "weight gradients", "out": "copy
 def draw(request: SimulateRequest, plan: SimulatePlan) -> Figure:
     """Rows of ranks over time; beside them their peak memory, where there is any.
 
-    Raises
-    ------
-    FieldError
-        The plan has no timeline.
+    Raises FieldError: the plan has no timeline.
     """
     if plan.timeline is None:
         raise FieldError("a figure needs the timeline", path="timeline", hint='leave out "timeline": false')

@@ -97,15 +97,8 @@ def table(stages: Sequence[Stage], columns: Sequence[Floats]) -> StageTable:
 def grid(horizon_s: float) -> float:
     """The step to which durations are rounded, so that sums up to a horizon are exact.
 
-    Parameters
-    ----------
-    horizon_s : float
-        No time of the step lies beyond it.
-
-    Returns
-    -------
-    float
-        A power of two, 2^-51 of the horizon or less; 0 for an empty horizon.
+    ``horizon_s``: no time of the step lies beyond it.
+    Returns a power of two, 2^-51 of the horizon or less; 0 for an empty horizon.
 
     Notes
     -----

@@ -69,20 +69,16 @@ def build(
 ) -> Structure:
     """Number the passes of given orders.
 
+    Raises FieldError: a pass is unknown, missing or there twice, or a stage is on two ranks.
+
     Parameters
     ----------
     orders : list of list of Pass
         For each rank.
-    stages, micro_batches : int
     offloaded : sequence of bool, length stages
         Stages whose activations travel over the host link of their rank.
     path : str
         The request's field that the orders come from, for messages.
-
-    Raises
-    ------
-    FieldError
-        A pass is unknown, missing or there twice, or a stage is on two ranks.
     """
     size = stages * micro_batches
     rows = [_numbers(passes, stages, micro_batches, f"{path}.{rank}") for rank, passes in enumerate(orders)]

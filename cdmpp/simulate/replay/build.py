@@ -71,10 +71,7 @@ def check_nodes(
 ) -> CheckedNodes:
     """Check the nodes of a request and collect their costs.
 
-    Raises
-    ------
-    FieldError
-        A node with no cost or with two, an unknown link or event, or a device entry that no node uses.
+    Raises FieldError: a node with no cost or with two, an unknown link or event, or a device entry that no node uses.
     """
     checked = CheckedNodes(nodes, devices, _dependencies(nodes))
     for name, link in links.items():
@@ -182,17 +179,10 @@ def _kind(class_: str, cost: str) -> NodeKind:
 def read_link(form: LinkForm, path: str, operator: str = "all_reduce", figure: str = "latency_s") -> Link:
     """A link from its request form.
 
-    Parameters
-    ----------
-    operator, figure : str
-        Of a predicted link: which collective, and "latency_s", "lower_s" or "upper_s". Its times are of whole
-        collectives: use them with the algorithm "measured".
-
-    Raises
-    ------
-    FieldError
-        It has a table and other figures, or two rates, or a table whose bytes do not grow; or it is predicted, and
-        has figures too or predicts another operation.
+    ``operator``, ``figure``: of a predicted link: which collective, and "latency_s", "lower_s" or "upper_s". Its times
+    are of whole collectives: use them with the algorithm "measured".
+    Raises FieldError: it has a table and other figures, or two rates, or a table whose bytes do not grow; or it is
+    predicted, and has figures too or predicts another operation.
     """
     figures = [
         name for name in ("alpha_s", "beta_s_per_byte", "bandwidth_bytes_per_s") if getattr(form, name) is not None

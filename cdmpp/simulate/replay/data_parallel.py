@@ -133,10 +133,7 @@ def data_parallel_graph(
     Streams are "0" (forward, backward, update) and "comm". With slowdowns the durations are those under
     contention: to replay with others, make another graph.
 
-    Raises
-    ------
-    FieldError
-        A slowdown below 1, or fewer than one rank.
+    Raises FieldError: a slowdown below 1, or fewer than one rank.
     """
     _check(setup)
     n = len(layers)

@@ -84,10 +84,7 @@ class Replayer:
     def with_durations(self, duration_s: Floats) -> Replayer:
         """The same graph with other durations, and their bounds, without another check.
 
-        Parameters
-        ----------
-        duration_s : Floats, length nodes
-            As :meth:`run` takes them.
+        ``duration_s``: as :meth:`run` takes them.
         """
         other = copy.copy(self)
         other.__dict__.pop("busiest_stream_s", None)
@@ -97,13 +94,7 @@ class Replayer:
         return other
 
     def _longest_path_s(self, edges: Follow) -> float:
-        """End of a walk without streams. It does not reach nodes on or after a cycle.
-
-        Raises
-        ------
-        FieldError
-            A cycle.
-        """
+        """End of a walk without streams. It does not reach nodes on or after a cycle. Raises FieldError: a cycle."""
         a = self.arrays
         unheld = np.zeros_like(a.uses_start), a.uses[:0]
         _, end, _ = self._walked(a.duration_s, _prepared(a, edges, *unheld))
@@ -114,10 +105,7 @@ class Replayer:
     def run(self, duration_s: Floats | None = None) -> Timeline:
         """Replay.
 
-        Parameters
-        ----------
-        duration_s : Floats, length nodes, optional
-            In the order of ``graph.nodes``; default: the graph's. Finite and not negative: not checked.
+        ``duration_s``: in the order of ``graph.nodes``; default: the graph's. Finite and not negative: not checked.
         """
         a = self.arrays
         durations = a.duration_s if duration_s is None else np.asarray(duration_s, np.float64)[a.place]
@@ -141,17 +129,7 @@ class Replayer:
         return np.array(lists[0]), np.array(lists[1]), np.array(lists[2], dtype=np.int64)
 
     def makespans(self, duration_s: Floats) -> Floats:
-        """Makespans of many replays.
-
-        Parameters
-        ----------
-        duration_s : Floats, shape replays x nodes
-            Seconds, nodes in the order of ``graph.nodes``.
-
-        Returns
-        -------
-        Floats, length replays
-        """
+        """Makespans of many replays. ``duration_s``: seconds, nodes in the order of ``graph.nodes``."""
         durations = np.ascontiguousarray(np.asarray(duration_s, np.float64)[:, self.arrays.place])
         if COMPILED:
             return _many(durations, *self._fixed)

@@ -22,6 +22,9 @@ def request_of(
 ) -> dict[str, Any]:
     """The request for one pass of a model, as JSON values.
 
+    Raises UnsupportedOperatorError: no node has a program, or the graph is that of a search.
+    Raises FieldError: a program that JSON cannot carry alone.
+
     Parameters
     ----------
     graph : ProgramGraph
@@ -42,13 +45,6 @@ def request_of(
     dict
         For ``make_plan("replay", ...)``. Nodes run on one stream in the model's order. Operators
         without a program are listed under ``missing``; they are not in the makespan.
-
-    Raises
-    ------
-    UnsupportedOperatorError
-        No node has a program, or the graph is that of a search.
-    FieldError
-        A program that JSON cannot carry alone.
     """
     if graph.alternatives:
         raise UnsupportedOperatorError(

@@ -87,11 +87,8 @@ class Arrays:
 def to_arrays(graph: Graph) -> Arrays:
     """Check a graph and write it as arrays.
 
-    Raises
-    ------
-    FieldError
-        Two nodes with one id, a dependency on an unknown node, or an invalid duration.
-        Cycles are found later, by :class:`cdmpp.simulate.replay.engine.Replayer`.
+    Raises FieldError: two nodes with one id, a dependency on an unknown node, or an invalid duration. Cycles are found
+    later, by :class:`cdmpp.simulate.replay.engine.Replayer`.
     """
     nodes = graph.nodes
     ids = [node.id for node in nodes]

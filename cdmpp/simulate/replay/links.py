@@ -46,10 +46,7 @@ class Link:
     def seconds(self, size: float) -> float:
         """Seconds of one message of ``size`` bytes.
 
-        Raises
-        ------
-        FieldError
-            So far beyond the table that it would take more than 1e9 s.
+        Raises FieldError: so far beyond the table that it would take more than 1e9 s.
         """
         if not self.table:
             return self.alpha_s + self.beta_s_per_byte * size
@@ -79,11 +76,12 @@ def _from_log(log_s: float) -> float:
 def collective_steps(op: Collective, ranks: int, size: float, algorithm: Algorithm) -> tuple[int, float]:
     """Number of consecutive messages of a collective, and the bytes of each.
 
+    Raises FieldError: a send between other than two ranks, or an algorithm that the operation does not have.
+
     Parameters
     ----------
     op : str
         One of :data:`COLLECTIVES`.
-    ranks : int
     size : float
         Bytes of the whole buffer: the data of each rank before an all-reduce, reduce-scatter or all-to-all,
         and after an all-gather.
@@ -97,11 +95,6 @@ def collective_steps(op: Collective, ranks: int, size: float, algorithm: Algorit
         2 ceil(log2 p) of n; reduce-scatter, all-gather and all-to-all p - 1 of n / p; send 1 of n. (Thakur,
         Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, 2005, without
         the cost of adding.)
-
-    Raises
-    ------
-    FieldError
-        A send between other than two ranks, or an algorithm that the operation does not have.
     """
     if op == "send" and ranks != 2:
         raise FieldError(f"a send has two ranks, not {ranks}", hint="ranks: [from, to]")

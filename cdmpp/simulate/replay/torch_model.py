@@ -103,10 +103,7 @@ def layers_of(module: nn.Module, trace: EagerTrace) -> list[TracedLayer]:
     Backward, a layer has what runs between the layer before it and its own last gradient. Forward, kernels of
     no layer (activations, attention, a loss) belong to the layer before them.
 
-    Raises
-    ------
-    InvalidProgramError
-        No parameter gets a gradient.
+    Raises InvalidProgramError: no parameter gets a gradient.
     """
     sizes = {name: float(p.numel() * p.element_size()) for name, p in module.named_parameters()}
     arrived: dict[str, list[str]] = {}

@@ -44,19 +44,10 @@ class Window:
 def windows(traces: Sequence[RankTrace], iteration: int | None = None, mark: str | None = None) -> list[Window]:
     """The window of each rank: the marked iterations that all ranks have, or one of them.
 
-    Parameters
-    ----------
-    traces : sequence of RankTrace
-    iteration : int, optional
-        Number in the mark (3 is ``ProfilerStep#3``), or position where marks have no number. Default: all.
-    mark : str, optional
-        Regular expression of the whole name of a mark; default ``ProfilerStep#N``. A trace without such marks is one
-        iteration.
-
-    Raises
-    ------
-    DataError
-        The expression is invalid or matches nothing, or the ranks have no such iteration in common.
+    ``iteration``: number in the mark (3 is ``ProfilerStep#3``), or position where marks have no number. Default: all.
+    ``mark``: regular expression of the whole name of a mark; default ``ProfilerStep#N``. A trace without such marks is
+    one iteration.
+    Raises DataError: the expression is invalid or matches nothing, or the ranks have no such iteration in common.
     """
     try:
         pattern = re.compile(mark or DEFAULT_MARK)
@@ -147,11 +138,6 @@ def align(traces: Sequence[RankTrace]) -> Alignment:
     collective ends at nearly the same time on all ranks, because none can end before the last one has begun. The
     offset of a clock is the median difference of the ends. Ranks of one machine share a clock, unless a collective
     would end on one rank before it begins on another.
-
-    Parameters
-    ----------
-    traces : sequence of RankTrace
-        With ranks.
     """
     ranks = [trace.rank or 0 for trace in traces]
     origins = {rank: trace.origin_s - traces[0].origin_s for rank, trace in zip(ranks, traces, strict=True)}

@@ -68,12 +68,8 @@ def segments(events: Iterable[TraceEvent], on_device: bool) -> list[Segment]:
     An operator is one segment where nothing inside it matters alone: at most one operator that computes, and no launch,
     synchronisation or collective. Others are divided at their children.
 
-    Parameters
-    ----------
-    events : iterable of TraceEvent
-        Of one thread, in any order.
-    on_device : bool
-        The process works on a device: operators of the host only prepare its work.
+    ``events``: of one thread, in any order.
+    ``on_device``: the process works on a device: operators of the host only prepare its work.
     """
     roots: list[_Tree] = []
     stack: list[_Tree] = []
@@ -183,12 +179,8 @@ class HostThreads:
     def build(self, found: dict[TraceLane, list[Segment]], main: TraceLane | None) -> None:
         """Add the nodes of all threads; that of the iterations first.
 
-        Parameters
-        ----------
-        found : dict of Lane to list of Segment
-            Without those of collectives, which :class:`cdmpp.simulate.traces.rank.TracedRank` adds.
-        main : TraceLane or None
-            The thread that has the iterations' marks.
+        ``found``: without those of collectives, which :class:`cdmpp.simulate.traces.rank.TracedRank` adds.
+        ``main``: the thread that has the iterations' marks.
         """
         order = sorted(found, key=lambda lane: (lane != main, lane.owner, lane.name))
         for lane in order:
@@ -261,10 +253,7 @@ class HostThreads:
         Idle time is a wait if it is long, and a collective or another thread was active in most of it and ended before
         the thread went on. What is left after that end is the thread's own time.
 
-        Parameters
-        ----------
-        work : sequence of int
-            Nodes of collectives that ran on threads of their library.
+        ``work``: nodes of collectives that ran on threads of their library.
         """
         nodes = self.graph.nodes
         for number, host in enumerate(self.lanes):

@@ -91,10 +91,7 @@ class TraceGraph:
         that of the threads, from the rank's own beginning to its last mark's end, and that of the longest chain of
         device work that was launched in the iterations. Without marks, it lasts until the last end.
 
-        Parameters
-        ----------
-        end_s, duration_s : Floats, length nodes
-            End and duration of each node.
+        ``end_s``, ``duration_s``: end and duration of each node.
         """
         hosts_s = [float(end_s[own].max()) - self.begins_s.get(rank, 0.0) for rank, own in self._by_rank.items()]
         chain_s = np.zeros(len(self.nodes))

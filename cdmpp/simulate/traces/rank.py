@@ -69,11 +69,7 @@ class Streams:
     def build(self, activities: Sequence[Activity], infer: bool) -> None:
         """Add nodes of all activities.
 
-        Parameters
-        ----------
-        activities : sequence of Activity
-        infer : bool
-            Whether work may wait for work of other streams: true of devices, not of a library's threads.
+        ``infer``: whether work may wait for work of other streams: true of devices, not of a library's threads.
         """
         lanes: dict[tuple[str, str], list[Activity]] = {}
         for activity in sorted(activities, key=lambda activity: (activity.start_s, activity.end_s)):

@@ -202,12 +202,7 @@ def recorded_call(name: str, values: Mapping[str, Any]) -> CollectiveCall | None
 def shaped_call(name: str, arguments: Arguments | None, ranks: int | None) -> CollectiveCall:
     """The call of an event whose inputs are recorded, such as ``gloo:all_reduce``.
 
-    Parameters
-    ----------
-    name : str
-    arguments : Arguments or None
-    ranks : int or None
-        Size of the job: an all-gather's output is that many times its input.
+    ``ranks``: size of the job: an all-gather's output is that many times its input.
     """
     kind = kind_of(name)
     if arguments is None:

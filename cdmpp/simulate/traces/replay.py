@@ -36,6 +36,9 @@ _MOST_RESIDUAL = 0.05
 def build_graph(traces: Sequence[RankTrace], *, iteration: int | None = None, mark: str | None = None) -> TraceGraph:
     """The graph of the marked iterations of one or more ranks.
 
+    Its replay takes the measured time by construction: idle time that no cause explains is a node of its own.
+    Raises DataError: the iteration is not in all files, or contains no work.
+
     Parameters
     ----------
     traces : sequence of RankTrace
@@ -44,16 +47,6 @@ def build_graph(traces: Sequence[RankTrace], *, iteration: int | None = None, ma
         Number of one iteration; default: all that are marked.
     mark : str, optional
         Regular expression of the marks; see :func:`cdmpp.simulate.traces.align.windows`.
-
-    Returns
-    -------
-    TraceGraph
-        Its replay takes the measured time by construction: idle time that no cause explains is a node of its own.
-
-    Raises
-    ------
-    DataError
-        The iteration is not in all files, or contains no work.
     """
     chosen = windows(traces, iteration, mark)
     alignment = align(traces)

@@ -76,7 +76,6 @@ def operators_of(name: str, arguments: Arguments) -> tuple[tuple[OperatorSpec, .
     ----------
     name : str
         Such as ``"aten::addmm"``.
-    arguments : Arguments
 
     Returns
     -------

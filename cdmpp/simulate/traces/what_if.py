@@ -106,12 +106,8 @@ def answer_changes(
 ) -> list[WhatIfAnswer]:
     """Replay each change alone, and all together where there are several.
 
-    Raises
-    ------
-    FieldError
-        An expression is invalid or matches nothing, or the trace does not say what it ran on.
-    UnknownDeviceError
-        A device is not known.
+    Raises FieldError: an expression is invalid or matches nothing, or the trace does not say what it ran on.
+    Raises UnknownDeviceError: a device is not known.
     """
     if changes.from_device is not None and not changes.predicts:
         raise FieldError(
@@ -131,10 +127,7 @@ def answer_changes(
 def device_of_trace(graph: TraceGraph, given: DeviceSpec | str | None) -> DeviceSpec:
     """The device that the trace was recorded on.
 
-    Raises
-    ------
-    FieldError
-        The trace does not name a known device, or names several.
+    Raises FieldError: the trace does not name a known device, or names several.
     """
     if given is not None:
         return resolve_device(given, lookup_board)
@@ -290,13 +283,7 @@ def device_ratios(
 ) -> Ratios:
     """Ratios of all kernels, copies and collectives for another device.
 
-    Parameters
-    ----------
-    nodes : sequence of WorkNode
-    predictor : Predictor
-    old, new : DeviceSpec
-    host : bool
-        The trace is of a host alone: its operators take the place of kernels.
+    ``host``: the trace is of a host alone: its operators take the place of kernels.
 
     Returns
     -------
@@ -346,8 +333,6 @@ def _ran_as_tf32(node: WorkNode, operators: Sequence[OperatorSpec], seconds: flo
 
     Parameters
     ----------
-    node : WorkNode
-        A kernel.
     operators : sequence of OperatorSpec
         What its operator runs.
     seconds : float
@@ -377,10 +362,7 @@ def link_ratios(
 ) -> Ratios:
     """Ratios of the collectives over another link, or with another number of ranks. Bytes of a rank stay.
 
-    Raises
-    ------
-    FieldError
-        The graph has no collective.
+    Raises FieldError: the graph has no collective.
     """
     ratios = Ratios()
     if not any(node.role == "comm" for node in nodes):
@@ -397,10 +379,7 @@ def formula_ratios(nodes: Sequence[WorkNode], *, link: str | None, ranks: int | 
     With a link, the new time is that of a ring over its bandwidth. Without, the time grows with the bytes that each
     rank sends.
 
-    Raises
-    ------
-    FieldError
-        The graph has no collective, or the link is not known.
+    Raises FieldError: the graph has no collective, or the link is not known.
     """
     ratios = Ratios()
     if not any(node.role == "comm" for node in nodes):
