@@ -30,20 +30,10 @@ from cdmpp.plan.rl.training import Mode, ReadyTimes, TrainingCost
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import Progress, SearchControl
-from tests.plan.rl_cases import BASE, LENGTHS, ranker
+from tests.plan.rl_cases import LENGTHS, REQUEST, ranker
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "rl.json"
 CURVE = 0.01 + 2e-4 * np.arange(17)
-REQUEST: dict[str, Any] = {
-    **BASE,
-    "inference": 0.2,
-    "pools": [
-        {"name": "here", "units": 6, "price_per_hour": 3, "site": "a"},
-        {"name": "there", "units": 5, "price_per_hour": 1, "site": "b"},
-    ],
-    "training": {"seconds_per_token": 0.002, "fixed_s": 1, "efficiency": 0.9, "batch_overhead_s": 0.3},
-    "weights": {"same_site_s": 0.5, "cross_site_s": 4},
-}
 
 
 def solve(**changes: Any) -> RlPlan:
