@@ -51,7 +51,7 @@ class ClassFeatures:
 
     def __init__(self, structural_class: str) -> None:
         self._nodes, self._root = template(structural_class)
-        self._walks: tuple[_Walk, ...] = ()
+        self._walks: tuple[_ClassWalk, ...] = ()
 
     def compute(self, sizes: Mapping[str, Array], count: int) -> tuple[Array, Array, Array]:
         """Leaf vectors (count, leaves, WIDTH), totals (count, len(PROGRAM_COLUMNS)) and positions (leaves,)."""
@@ -59,14 +59,14 @@ class ClassFeatures:
             features = walk.repeat(sizes, count)
             if features is not None:
                 return features
-        walk = _Walk(self._nodes, self._root, sizes)
+        walk = _ClassWalk(self._nodes, self._root, sizes)
         features = walk.repeat(sizes, count)
         assert features is not None
         self._walks = (walk, *self._walks[: _MOST_TAPES - 1])
         return features
 
 
-class _Walk:
+class _ClassWalk:
     """Operations of one walk of a template.
 
     Parameters

@@ -59,7 +59,7 @@ def kernels_of(recorder: Recorder) -> list[Kernel]:
     return [Kernel(recorder, [s for s in recorder.statements if s.kernel == n]) for n in range(recorder.kernels)]
 
 
-class Request(NamedTuple):
+class WarpRequest(NamedTuple):
     """What a statement asks of memory by one access, over all its trips."""
 
     scope: str
@@ -124,7 +124,7 @@ class Kernel:
             "async_stages": self.async_stages(),
         }
 
-    def requests(self, statement: Statement, points: int) -> tuple[int, float, list[Request]]:
+    def requests(self, statement: Statement, points: int) -> tuple[int, float, list[WarpRequest]]:
         """Trips per thread, share of active lanes, and requests to global and shared memory of a statement."""
         lanes = Lanes(self._recorder, statement, self.shape, self.own(statement), points)
         store = statement.store, statement.indices, statement.conditions
@@ -137,7 +137,7 @@ class Kernel:
             count, width, vectors = lanes.transactions(buffer, shape, indices, conditions, access.box)
             runs = self.repeats(access, statement, read)
             terms = sum(len(index.steps) for index in access.indices)
-            requests.append(Request(buffer.scope, read, runs * vectors, runs * count, width, terms))
+            requests.append(WarpRequest(buffer.scope, read, runs * vectors, runs * count, width, terms))
         return self.trips(statement), lanes.active_share(), requests
 
     def held_bytes(self) -> tuple[int, int]:

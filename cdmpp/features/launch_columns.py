@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.features.ast import OPERATIONS, CompactAST
-from cdmpp.features.launch import Kernel, Request, kernels_of
+from cdmpp.features.launch import Kernel, WarpRequest, kernels_of
 from cdmpp.features.launch_schema import GPU_FLAGS, GPU_WIDTH, SECTOR_BYTES, WARP
 from cdmpp.features.leaf import element_bytes
 from cdmpp.features.statements import BLOCKS, THREADS, Recorder, Statement
@@ -145,7 +145,7 @@ def _loop_steps(kernel: Kernel, own: Sequence[int], unrolled: set[int]) -> float
     return total
 
 
-def _footprint(statement: Statement, requests: Sequence[Request], kernel: Kernel) -> float:
+def _footprint(statement: Statement, requests: Sequence[WarpRequest], kernel: Kernel) -> float:
     """Bytes of the global buffers that a statement reads, at most what all its warps request."""
     buffers = {id(a.buffer): a.buffer for a, _, reads in statement.accesses() if reads and a.buffer.scope == "global"}
     whole = sum(math.prod(float(n) for n in b.shape) * element_bytes(b.dtype) for b in buffers.values())

@@ -257,7 +257,6 @@ def test_measured_casts_are_scaled_by_bandwidth() -> None:
 def test_request_in_the_documentation_is_solved() -> None:
     text = (EXAMPLE.parent.parent / "precision.md").read_text()
     block = re.search(r"```json\n(.*?)```", text, re.DOTALL)
-    assert block is not None
     device = PrecisionRequest.model_validate_json(block[1]).solve(SearchControl(None)).devices[0]
     # 0.1 s: time for one float32 operator, and the casts between the two.
     assert device.dtypes == {"a": "float16", "b": "float32"}

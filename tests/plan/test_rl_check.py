@@ -147,9 +147,9 @@ FALSE: list[tuple[str, str, Any, str]] = [
 
 @pytest.mark.parametrize(("name", "path", "value", "text"), FALSE, ids=[f"{name} {path}" for name, path, *_ in FALSE])
 def test_false_figure_is_found(name: str, path: str, value: Any, text: str, plans: dict[str, dict[str, Any]]) -> None:
-    found = faults(name, changed(plans[name], path, value))
-    assert found
-    assert text in "\n".join(found)
+    mistakes = faults(name, changed(plans[name], path, value))
+    assert mistakes
+    assert text in "\n".join(mistakes)
 
 
 @settings(max_examples=25, deadline=None)

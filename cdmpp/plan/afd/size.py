@@ -49,8 +49,7 @@ class AfdSide:
 
     def layer_s(self, tokens: np.ndarray) -> np.ndarray:
         """Seconds of one layer; infinite beyond ``max_tokens``."""
-        out: np.ndarray = np.where(tokens <= self.max_tokens, interpolate(self.sizes, self.seconds, tokens), np.inf)
-        return out
+        return np.asarray(np.where(tokens <= self.max_tokens, interpolate(self.sizes, self.seconds, tokens), np.inf))
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,7 @@ class AfdLink:
 
     def layer_s(self, tokens: np.ndarray) -> np.ndarray:
         """Seconds of one layer, there and back, through the link that carries most tokens."""
-        out: np.ndarray = 2 * (self.alpha_s + tokens * self.bytes_per_token / self.bandwidth_bytes_per_s)
-        return out
+        return np.asarray(2 * (self.alpha_s + tokens * self.bytes_per_token / self.bandwidth_bytes_per_s))
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,7 @@ class LinkCurve:
 
     def layer_s(self, tokens: np.ndarray) -> np.ndarray:
         """Seconds of one layer, there and back."""
-        out: np.ndarray = interpolate(self.sizes, self.seconds, tokens)
-        return out
+        return np.asarray(interpolate(self.sizes, self.seconds, tokens))
 
 
 AnyLink = AfdLink | LinkCurve
@@ -216,13 +213,11 @@ class _Enumeration:
     def stage_s(self, a: np.ndarray, f: np.ndarray) -> np.ndarray:
         """Seconds of the slowest stage in all layers, by tokens on one instance of either side."""
         compute_s = np.maximum(self.attention_s[a], self.ffn_s[f])
-        stage_s: np.ndarray = self.layers * np.maximum(compute_s, self.link_s[np.maximum(a, f)])
-        return stage_s
+        return np.asarray(self.layers * np.maximum(compute_s, self.link_s[np.maximum(a, f)]))
 
     def largest_batch(self, a: np.ndarray, f: np.ndarray) -> np.ndarray:
         """Largest micro-batch with these tokens on one instance."""
-        batch: np.ndarray = np.minimum(np.minimum(a * self.most_x, f * self.most_y), self.largest)
-        return batch
+        return np.asarray(np.minimum(np.minimum(a * self.most_x, f * self.most_y), self.largest))
 
     def least(self, objective: _Stage, control: SearchControl) -> _Choice | None:
         """The choice with the least value; of equal ones, that with the fewest instances. None if no choice is valid.
@@ -300,8 +295,7 @@ class _Enumeration:
             end = int(blocks[:, 1].max()) + 1 if self.equal else len(layer_s)
             parts.append(np.minimum.reduceat(layer_s[:end], starts)[place])
         parts.append(self.least_link_s[np.maximum(blocks[:, 0], blocks[:, 2])])
-        stage_s: np.ndarray = self.layers * np.maximum.reduce(parts)
-        return stage_s
+        return np.asarray(self.layers * np.maximum.reduce(parts))
 
     def _lower(self, objective: _Stage, block: np.ndarray) -> np.ndarray:
         """Lower bounds of a block's pairs."""

@@ -107,7 +107,7 @@ class RayImporter(RequestImporter):
         return Imported(request, missing=MISSING)
 
 
-class _Group(Row):
+class _PlacementGroup(Row):
     """A placement group, as the keyword arguments of Ray."""
 
     name: str
@@ -132,8 +132,8 @@ class _Group(Row):
 
 
 class _File(Row):
-    groups: Annotated[list[_Group], Field(min_length=1)]
+    groups: Annotated[list[_PlacementGroup], Field(min_length=1)]
 
 
-def _groups(text: str) -> list[_Group]:
+def _groups(text: str) -> list[_PlacementGroup]:
     return read_request(_File, read_json(text, '{"groups": [{"name", "strategy", "bundles"}]}')).groups

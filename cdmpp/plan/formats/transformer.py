@@ -26,7 +26,7 @@ Works = list[tuple[Form, int]]
 
 
 @dataclass(frozen=True)
-class TrainingJob:
+class PipelineJob:
     """A training job with pipeline parallelism."""
 
     model: LLMConfig

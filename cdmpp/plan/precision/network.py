@@ -144,13 +144,11 @@ def _check_levels(network: Network) -> None:
         for i, position in enumerate(network.positions):
             levels = network.dtypes(device, i)
             if not levels:
-                path = f"operators.{position}.dtypes"
-                raise FieldError.at(path, f"{device.name!r} has none of these types")
+                raise FieldError.at(f"operators.{position}.dtypes", f"{device.name!r} has none of these types")
             missing = [name for name in levels if name not in network.sensitivity[i]]
             if missing:
-                path = f"operators.{position}.sensitivity"
                 raise FieldError.at(
-                    path,
+                    f"operators.{position}.sensitivity",
                     f"no value for {', '.join(missing)}",
                     hint="give the error that each allowed type adds, or statistics",
                 )
@@ -161,8 +159,7 @@ def _index_of(names: Sequence[str], where: str, field: str) -> dict[str, int]:
     index: dict[str, int] = {}
     for i, name in enumerate(names):
         if name in index:
-            path = f"{where}.{i}.{field}"
-            raise FieldError.at(path, f"{name!r} is already the {field} of {where}.{index[name]}")
+            raise FieldError.at(f"{where}.{i}.{field}", f"{name!r} is already the {field} of {where}.{index[name]}")
         index[name] = i
     return index
 

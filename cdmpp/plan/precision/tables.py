@@ -103,9 +103,10 @@ def buckets(
         return []
     collective = None if form.link is None else form.link.collective
     if collective is not None and collective.ranks != workers:
-        path = "communication.link.collective.ranks"
         raise FieldError.at(
-            path, f"{collective.ranks} ranks, and the devices have {workers} workers", hint="give the same number"
+            "communication.link.collective.ranks",
+            f"{collective.ranks} ranks, and the devices have {workers} workers",
+            hint="give the same number",
         )
     link = read_link(form.link, "communication.link") if form.link is not None else None
     count = len(operators)
@@ -121,8 +122,7 @@ def buckets(
             algorithm: Algorithm = "ring" if collective is None else "measured"
             return collective_s("all_reduce", workers, size, link, algorithm) if workers > 1 else 0.0
         except FieldError as error:
-            path = "communication.link.table"
-            raise FieldError.at(path, error.message, hint=error.hint) from None
+            raise FieldError.at("communication.link.table", error.message, hint=error.hint) from None
 
     out: list[tuple[int, float]] = []
     if form.buckets is None:
@@ -207,8 +207,7 @@ def price_requests(request: PrecisionRequest) -> list[PriceRequest]:
         i = network.index[operator.id]
         for d, line in enumerate(network.devices):
             if line.device is None:
-                path = f"devices.{d}.device"
-                raise FieldError.at(path, f"needed to price the programs of {operator.id!r}")
+                raise FieldError.at(f"devices.{d}.device", f"needed to price the programs of {operator.id!r}")
             for dtype in network.dtypes(line, i):
                 for name, works, used in _works(operator, line, dtype):
                     for k, work in enumerate(works):
@@ -313,12 +312,12 @@ def build_tables(request: PrecisionRequest, network: Network) -> list[DeviceTabl
     tables = []
     for d, line in enumerate(network.devices):
         after, tail_s = limits(exchanges, len(network.operators), line.update_s, slowest_s)
-        device = _Device(network, d)
+        device = _DeviceReader(network, d)
         tables.append(device.tables(costs[d], request.optimizer_bytes_per_weight, after, tail_s))
     return tables
 
 
-class _Device:
+class _DeviceReader:
     """Builds the tables of one device."""
 
     def __init__(self, network: Network, d: int) -> None:
@@ -408,9 +407,8 @@ class _Device:
         if source == target or not elements:
             return 0.0
         if (source, target) not in self.casts:
-            path = f"{self.path}.casts"
             raise FieldError.at(
-                path,
+                f"{self.path}.casts",
                 f"none from {source} to {target}",
                 hint="give each pair of types that can meet, those of float32 and of the backward pass included",
             )

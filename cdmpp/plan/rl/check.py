@@ -257,8 +257,7 @@ class _Checker:
         return finish
 
     def _tokens(self) -> Floats:
-        tokens: Floats = (self.steps.lengths + self.request.prompt_tokens).sum(1).astype(np.float64)
-        return tokens
+        return np.asarray((self.steps.lengths + self.request.prompt_tokens).sum(1).astype(np.float64))
 
     def _training_s(self, samples: int, tokens: float, fixed: bool) -> float:
         """Seconds of training on some samples in one batch."""

@@ -92,8 +92,7 @@ class Dispatcher:
     @cached_property
     def tokens(self) -> Floats:
         """Tokens of prompts and responses of each step, (draws,)."""
-        tokens: Floats = (self.steps.lengths + self.engine.prompt_tokens).sum(1).astype(np.float64)
-        return tokens
+        return np.asarray((self.steps.lengths + self.engine.prompt_tokens).sum(1).astype(np.float64))
 
     def finish_times(self, split: TailSplit) -> Floats:
         """Time at which each sample ends, (draws, samples)."""
@@ -234,8 +233,7 @@ class Dispatcher:
 
     def lower_bound_s(self, instances: int) -> Floats:
         """Lower bound for ``instances`` instances, (draws,): the longest sample alone, or the work divided evenly."""
-        bound: Floats = np.maximum(self.longest_alone_s(), self.work_s() / instances)
-        return bound
+        return np.asarray(np.maximum(self.longest_alone_s(), self.work_s() / instances))
 
     def work_s(self) -> Floats:
         """Unit-seconds for the tokens of each step at the batch with the highest throughput, (draws,)."""
@@ -365,21 +363,18 @@ class MixDispatcher:
             for pool, units, start, stop in mix.ranges()
             if stop > start
         ]
-        longest: Floats = np.max(parts, axis=0)
-        return longest
+        return np.asarray(np.max(parts, axis=0))
 
     def longest_alone_s(self) -> Floats:
         """Lower bound of any division: the longest sample alone on the fastest pool, (draws,)."""
-        least: Floats = np.min([dispatcher.longest_alone_s() for dispatcher in self.dispatchers.values()], axis=0)
-        return least
+        return np.asarray(np.min([dispatcher.longest_alone_s() for dispatcher in self.dispatchers.values()], axis=0))
 
     def lower_bound_s(self, mix: PoolMix) -> Floats:
         """Lower bound for these instances, (draws,): the longest sample alone, or all tokens divided evenly."""
         pools = [(self.dispatchers[pool], units) for pool, units in zip(mix.pools, mix.units, strict=True)]
         longest = np.min([dispatcher.longest_alone_s() for dispatcher, _ in pools], axis=0)
         tokens_per_s = sum(units * dispatcher.engine.tokens_per_s() for dispatcher, units in pools)
-        bound: Floats = np.maximum(longest, self.steps.lengths.sum(1) / tokens_per_s)
-        return bound
+        return np.asarray(np.maximum(longest, self.steps.lengths.sum(1) / tokens_per_s))
 
     def proportional(self, pools: Sequence[int], units: Sequence[int]) -> PoolMix:
         """Samples in proportion to the highest throughput of each pool."""

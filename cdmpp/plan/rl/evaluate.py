@@ -265,8 +265,7 @@ def _mean_steps(
     ready = ready_s.mean(0)[:, None]
     if problem.mode == "sync":
         last_batch = ready + cost.batch_overhead_s + cost.fixed_s
-        streamed: Floats = np.maximum(steps, last_batch) + weights_s
-        return streamed
+        return np.asarray(np.maximum(steps, last_batch) + weights_s)
     steps = np.maximum(steps, weights_s)
     if problem.staleness is not None:
         steps = np.maximum(steps, (ready + whole_s.mean(0) + weights_s) / (problem.staleness + 1))
@@ -281,8 +280,7 @@ def _mean_of_longer(stage_s: Floats, whole_s: Floats) -> Floats:
     if stage_s.size * whole_s.shape[1] > MOST_CELLS:
         # The maximum of the means is at most the mean of the maxima.
         stage_s, whole_s = stage_s.mean(0, keepdims=True), whole_s.mean(0, keepdims=True)
-    longer: Floats = np.maximum(stage_s[:, :, None], whole_s[:, None, :]).mean(0)
-    return longer
+    return np.asarray(np.maximum(stage_s[:, :, None], whole_s[:, None, :]).mean(0))
 
 
 def action_of(gap_s: float, saving_s: float, loss_s: float | None, min_saving_s: float = 0.0) -> Action:

@@ -69,8 +69,7 @@ class GenerationEngine:
         """Least seconds for the cached tokens of samples, at any batch size; as ``lengths``."""
         steps = lengths.astype(np.float64)
         read = steps * self.prompt_tokens + steps * (steps - 1) / 2
-        seconds: Floats = self.seconds_per_cached[1:].min() * read
-        return seconds
+        return np.asarray(self.seconds_per_cached[1:].min() * read)
 
     def usual_s(self, batch: Ints, length: float) -> Floats:
         """Seconds of a step of ``batch`` samples that have half of ``length``."""

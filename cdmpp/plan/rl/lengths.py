@@ -88,8 +88,7 @@ class LengthDistribution:
             return inside
         slopes = np.diff(self.logs) / np.diff(self.scores)
         above, below = np.maximum(scores - self.scores[-1], 0), np.maximum(self.scores[0] - scores, 0)
-        extrapolated: Floats = inside + slopes[-1] * above - slopes[0] * below
-        return extrapolated
+        return np.asarray(inside + slopes[-1] * above - slopes[0] * below)
 
     def median(self) -> int:
         """The median length, rounded up."""

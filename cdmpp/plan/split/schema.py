@@ -304,9 +304,8 @@ class SplitRequest(Request[SplitPlan]):
             return [Cost.given(given)] * len(self.devices)
         for device in self.devices:
             if not isinstance(device, str) or device not in given:
-                path = f"layers.{number}.{name}_s"
                 raise FieldError.at(
-                    path,
+                    f"layers.{number}.{name}_s",
                     f"no value for {device_name(device)}",
                     hint="it has: " + ", ".join(given) + "; each rank needs one of these as its device",
                 )

@@ -116,8 +116,7 @@ class LayerTable:
     def all_bytes_held(self, ahead: int, ends: NDArray[np.int64]) -> Floats:
         """:meth:`bytes_held` of all runs; infinite behind the last layer."""
         both = np.append(self._weights + self._whole(ahead) * self._held, np.inf)
-        held: Floats = both[ends] - both[:-1, None] + (ahead - 1) * self._input[:, None]
-        return held
+        return np.asarray(both[ends] - both[:-1, None] + (ahead - 1) * self._input[:, None])
 
     def _whole(self, ahead: int) -> int:
         """Micro-batches that hold all their activations: where they are recomputed, the one that is."""

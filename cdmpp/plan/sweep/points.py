@@ -56,7 +56,7 @@ class Goals(Closed):
     figure: Literal["point", "upper"] = "point"
 
 
-class Load(Closed):
+class SweepLoad(Closed):
     """Requests that arrive one by one, for the largest rate that keeps the goals of latency."""
 
     share: Annotated[float, Field(gt=0, le=1)] = defaults.SHARE  # share of the requests that keep them
@@ -89,7 +89,7 @@ class Sweep(Closed):
     goals: Goals = Goals()
     # Judges each point by requests that arrive one by one at its goodput, whatever its batch; the default of ``output``
     # is then that of :func:`cdmpp.llm.simulate`.
-    load: Load | None = None
+    load: SweepLoad | None = None
     # Two or more figures that the Pareto front minimises; the plot has the first two.
     objectives: Annotated[list[Objective], Field(min_length=2)] = Field(default=["price_per_million_tokens", "tpot_s"])
 

@@ -126,7 +126,7 @@ def idle(graph: TraceGraph, timeline: Timeline) -> list[RankIdle]:
         if not found:
             continue
         main = max(found, key=lambda lane: sum(graph.nodes[i].duration_s for i in found[lane] if _works(graph, i)))
-        walk = _Walk(graph, timeline)
+        walk = _IdleWalk(graph, timeline)
         walk.lane(found[main])
         devices = {device for device, _ in found}
         on_gpu = {device for device in devices if " gpu" in device} or devices
@@ -151,7 +151,7 @@ def _works(graph: TraceGraph, i: int) -> bool:
     return graph.nodes[i].role in WORKING
 
 
-class _Walk:
+class _IdleWalk:
     """Sums of one lane over time."""
 
     def __init__(self, graph: TraceGraph, timeline: Timeline) -> None:

@@ -235,13 +235,13 @@ def read_torch(path: str | Path) -> RankTrace:
 
     Raises DataError: the file is cut, not JSON, or has no events of torch.
     """
-    reader = _Reader(Path(path))
+    reader = _EventReader(Path(path))
     for event in read_chrome(reader.path, reader.header):
         reader.add(event)
     return reader.finish()
 
 
-class _Reader:
+class _EventReader:
     """Events of one file."""
 
     def __init__(self, path: Path) -> None:
