@@ -125,18 +125,9 @@ def size(
 ) -> Sizing:
     """The cheapest choice per token that keeps the goal; equal ones: fewer instances, smaller batch.
 
+    ``tpot_s``: most seconds between two tokens. ``tokens_per_s``: fewest tokens a second of the whole service.
+    ``equal``: as many instances on either side. If ``control`` expires, the best choice so far has ``complete`` false.
     Raises InfeasibleError: no choice keeps the goal; the message says what the best one reaches.
-
-    Parameters
-    ----------
-    tpot_s : float
-        Most seconds between two tokens.
-    tokens_per_s : float
-        Fewest tokens a second of the whole service.
-    equal : bool
-        As many instances on either side.
-    control : SearchControl, optional
-        When it expires, the best choice so far is returned, with ``complete`` false.
     """
     control = control or SearchControl()
     enumeration = _Enumeration(attention, ffn, link, layers, equal)
@@ -189,12 +180,8 @@ class _Enumeration:
     min(a x, f y). Below y = a x / f, more feed-forward instances lower the price of a token; above it, fewer do.
     So only the two integers around a x / f are evaluated. Pairs (a, f) are visited in the order of a lower bound.
 
-    Attributes
-    ----------
-    attention_s, ffn_s, link_s : float64 array
-        Seconds of one layer by tokens on the busiest instance; entry 0 is not used.
-    largest : int
-        Largest micro-batch.
+    ``attention_s``, ``ffn_s`` and ``link_s`` are seconds of one layer by tokens on the busiest instance, from index 1.
+    ``largest`` is the largest micro-batch.
     """
 
     def __init__(self, attention: AfdSide, ffn: AfdSide, link: AnyLink, layers: int, equal: bool) -> None:
@@ -412,14 +399,7 @@ def colocated(
 ) -> ColocatedPlan | None:
     """The cheapest batch of instances that compute all parts of a layer in turn; None if no batch keeps the goal.
 
-    Parameters
-    ----------
-    *layers_in_turn : AfdSide
-        Parts of a layer, at one price.
-    layers, tpot_s, tokens_per_s
-        As :func:`size` takes them.
-    max_instances : int, optional
-        Instances that may be used.
+    ``layers_in_turn``: parts of a layer, at one price. ``layers``, ``tpot_s``, ``tokens_per_s``: as in :func:`size`.
     """
     batches = np.arange(1, min(side.max_tokens for side in layers_in_turn) + 1)
     stage = layers * np.sum([side.layer_s(batches) for side in layers_in_turn], axis=0)

@@ -169,18 +169,8 @@ def reclaim(
 ) -> ReclaimPlan:
     """The ``wanted`` servers whose return costs least; equal costs: fewer jobs shrunk, then by name.
 
-    Parameters
-    ----------
-    wanted : int
-        At most the number of servers.
-    workers, needed : mapping of job to int
-        What a job has in all, and what it cannot do without.
-    cost_s : mapping of job to float
-        Seconds lost when it is preempted (its work since the last checkpoint, and its start).
-
-    Notes
-    -----
-    All sets are tried: with 16 servers 12,870 at most.
+    ``workers``, ``needed``: what a job has in all, and what it cannot do without. ``cost_s``: seconds lost when it is
+    preempted (its work since the last checkpoint, and its start). All sets are tried: with 16 servers 12,870 at most.
     """
     names = sorted(servers)
     return min(

@@ -84,21 +84,10 @@ def parse_layout(text: str) -> list[str]:
 
 
 def tensor_parallel(request: Request[Any], *fields: str) -> tuple[int, list[str]]:
-    """Tensor-parallel ranks of a request: those of its language model, or of the all-reduces among its programs.
+    """Tensor-parallel ranks of a request's language model, or of the all-reduces among its programs (1 without either).
 
+    ``fields``: fields of the request to look at; default: all. The notes name the source of the number.
     Raises FieldError: they have different numbers of ranks, or a language model has several stages.
-
-    Parameters
-    ----------
-    *fields : str
-        Fields of the request to look at; default: all.
-
-    Returns
-    -------
-    ranks : int
-        1 without either.
-    notes : list of str
-        The source of the number.
     """
     values = request.model_dump(mode="json", include=set(fields) or None)
     ranks = sorted(set(_all_reduces(values)))

@@ -187,14 +187,8 @@ class RlImporter(RequestImporter, ABC):
     ) -> Imported:
         """The request with the decode curve of a language model, where model and device are known.
 
-        Parameters
-        ----------
-        request : dict
-            Of :func:`rl_request`.
-        tp : int
-            GPUs of a generation instance.
-        model : str or None
-            Model of the file: used where it is a local folder with a ``config.json``.
+        ``request``: of :func:`rl_request`. ``tp``: GPUs of a generation instance. ``model``: model of the file, used
+        where it is a local folder with a ``config.json``.
         """
         path = Path(self.model) if self.model is not None else Path(str(model)) / "config.json"
         if self.device is None or (self.model is None and not (model and path.is_file())):
@@ -239,20 +233,9 @@ def rl_request(
 ) -> dict[str, Any]:
     """A request with the sizes of a job; lengths, costs and weights are missing.
 
-    Parameters
-    ----------
-    generation : int
-        Generation instances.
-    training : int or None
-        Training units of another pool; None: the generation instances train too.
-    samples : int
-        Samples of a step.
-    prompt_tokens, max_tokens : int or None
-        Tokens of a prompt; most tokens of a response.
-    max_batch : int, optional
-        Most samples of an instance at once.
-    staleness : int, optional
-        Steps by which weights may be behind.
+    ``generation``: generation instances. ``training``: training units of another pool; None: the generation instances
+    train too. ``samples``: of a step. ``max_tokens``: of a response. ``max_batch``: samples of an instance at once.
+    ``staleness``: steps by which weights may be behind.
     """
     if training is None:
         pools: list[dict[str, Any]] = [{"name": "shared", "units": generation}]

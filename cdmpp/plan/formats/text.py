@@ -117,12 +117,7 @@ def line(values: Iterable[tuple[str, Any]]) -> str:
 class CommandOptions:
     """Options of a file, of which a reader takes those that it knows.
 
-    Attributes
-    ----------
-    remaining : dict
-        Options that were not taken.
-    assumed : dict of str to int
-        Defaults of numbers that are not in the file.
+    ``remaining``: options that were not taken. ``assumed``: defaults of numbers that are not in the file.
     """
 
     def __init__(self, values: dict[str, Value]) -> None:

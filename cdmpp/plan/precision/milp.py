@@ -32,13 +32,8 @@ _INF = float("inf")
 class LinearProgram:
     """Columns and rows of one device; starts with ``x`` and one row per operator.
 
-    Attributes
-    ----------
-    x : list of ndarray of int
-        Column numbers by operator and level.
-    cost, upper : list of float
-        Objective and upper bound of each column; lower bounds are 0.
-    rows : list of (indexes, values)
+    ``x``: column numbers by operator and level. ``cost``, ``upper``: objective and upper bound of each column; lower
+    bounds are 0. ``rows``: (indexes, values).
     """
 
     def __init__(self, costs: DeviceCosts) -> None:
@@ -324,16 +319,8 @@ class Solution:
 class ErrorSearch:
     """Search for the smallest sum of sensitivities within the limits; ``best`` is the solution so far.
 
-    In the program errors count from ``floor``, the least error of each operator.
-
-    Parameters
-    ----------
-    start : list of int
-        Levels within the limits.
-    limit_s : float
-        Time limit of an iteration.
-    report : callable
-        Called with the solution whenever its levels or its bound may have improved.
+    In the program errors count from ``floor``, the least error of each operator. ``start`` has levels within the
+    limits. ``report`` is called with the solution whenever its levels or its bound may have improved.
     """
 
     def __init__(self, costs: DeviceCosts, start: Levels, limit_s: float, report: Callable[[Solution], None]) -> None:

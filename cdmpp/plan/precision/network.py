@@ -53,18 +53,10 @@ def indicator(
     dtypes: tuple[str, ...] = ("int8", "float16", "float32"),
     gamma: float = 1.0,
 ) -> dict[str, dict[str, float]]:
-    """Sensitivity of each operator to each type.
+    """Sensitivity of each operator to each type: operator -> type -> indicator; 0 for float32.
 
-    Returns operator -> type -> indicator; 0 for float32.
-
-    Parameters
-    ----------
-    tensors : mapping of str to StatisticsForm
-        Statistics by operator.
-    depths : mapping of str to int
-        Operators on the longest path that ends with this one: 1 for the first.
-    gamma : float
-        Weight of forward errors.
+    ``depths``: operators on the longest path that ends with this one: 1 for the first. ``gamma``: weight of forward
+    errors.
     """
     total = max(depths.values(), default=0)
     out: dict[str, dict[str, float]] = {}

@@ -75,13 +75,6 @@ class DeviceCosts:
 class Pricing:
     """Figures of one choice of levels; a change of one operator updates them.
 
-    Parameters
-    ----------
-    levels : sequence of int
-        Level of each operator.
-
-    Notes
-    -----
     :meth:`change` computes again the entries that depend on the operator, from the same tables and in the same
     order as the constructor; sums are formed over all entries. So its figures equal those of a new object to the
     last bit.

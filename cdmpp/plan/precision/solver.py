@@ -130,18 +130,9 @@ def search(
 ) -> JobSolution:
     """The smallest error on each device.
 
+    ``limit_s``: seconds of an iteration; None: those of the start, the fastest plan of one type on each device.
+    ``max_steps``: branch-and-bound nodes of all devices together. ``report``: called with better plans and bounds.
     Raises InfeasibleError: no levels are within a device's memory, or within the time.
-
-    Parameters
-    ----------
-    limit_s : float or None
-        Seconds of an iteration. None: those of the start, which is the fastest plan of one type on each device.
-    control : SearchControl
-        Its budget is shared by the devices.
-    max_steps : int, optional
-        Branch-and-bound nodes of all devices together.
-    report : callable
-        Called with better plans and bounds.
     """
     starts = [within_memory(costs, d, control) for d, costs in enumerate(devices)]
     limit_of: Literal["request", "start"] = "start" if limit_s is None else "request"

@@ -84,20 +84,11 @@ _GRADIENT_BYTES = 4.0
 def buckets(
     form: ExchangeForm | None, operators: Sequence[OperatorForm], index: Mapping[str, int], workers: int
 ) -> list[tuple[int, float]]:
-    """Exchanges in the order in which their gradients are ready.
+    """Slot after which the last gradient of a bucket is ready, and seconds of its exchange, in order of the slots.
 
-    Returns slot after which the last gradient of a bucket is ready, and the seconds of its exchange.
+    ``operators``: in topological order. ``index``: of each operator by id. ``workers``: of all devices.
     Raises FieldError: a duration or a link is missing, or a bucket names an operator that is unknown or in another
     bucket.
-
-    Parameters
-    ----------
-    operators : sequence of OperatorForm
-        In topological order.
-    index : mapping of str to int
-        Index of each operator in that order, by id.
-    workers : int
-        Workers of all devices.
     """
     if form is None or (workers == 1 and form.buckets is None):
         return []
@@ -156,21 +147,10 @@ def buckets(
 def limits(
     exchanges: Sequence[tuple[int, float]], count: int, update_s: float, slowest_update_s: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Slots that are followed by exchanges or the update (``after`` and ``tail_s`` of a device's costs).
+    """Slots followed by exchanges or the update: ``after`` and ``tail_s`` of a device's costs, (exchanges + 1,).
 
-    Parameters
-    ----------
-    exchanges : sequence of (int, float)
-        Result of :func:`buckets`.
-    count : int
-        Number of operators.
-    update_s, slowest_update_s : float
-        Seconds of the optimizer step on this device, and the longest of all devices.
-
-    Returns
-    -------
-    after : ndarray of int, shape (exchanges + 1,)
-    tail_s : ndarray, shape (exchanges + 1,)
+    ``exchanges``: of :func:`buckets`. ``count``: number of operators. ``update_s``, ``slowest_update_s``: seconds of
+    the optimizer step on this device, and the longest of all devices.
     """
     seconds = np.array([duration for _, duration in exchanges], dtype=np.float64)
     tails = np.cumsum(seconds[::-1])[::-1] + slowest_update_s

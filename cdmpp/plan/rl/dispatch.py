@@ -67,17 +67,8 @@ class TailSplit:
 class Dispatcher:
     """Simulated makespans of dispatches on sampled steps. Makespans are cached.
 
-    Parameters
-    ----------
-    pessimistic : SampledSteps, optional
-        Steps from a ranker that misses any of the longest samples with equal chance.
-    doubt : float
-        Probability that the ranker is the pessimistic one. Gains of a split are means over both.
-
-    Attributes
-    ----------
-    samples, prompt_tokens : int
-        Samples of a step, and tokens of each prompt.
+    ``pessimistic``: steps from a ranker that misses any of the longest samples with equal chance. ``doubt``:
+    probability that the ranker is this one; gains of a split are means over both.
     """
 
     def __init__(
@@ -300,15 +291,7 @@ class PoolMix:
 class MixDispatcher:
     """Simulated times of mixes on sampled steps; the part of ``Dispatcher`` that sizes and outcomes need.
 
-    Parameters
-    ----------
-    dispatchers : mapping of int to Dispatcher
-        Dispatchers by index of the pool, all on the same steps.
-
-    Attributes
-    ----------
-    steps, samples, prompt_tokens, tokens
-        As of :class:`Dispatcher`.
+    ``dispatchers``: by index of the pool, all on the same steps.
     """
 
     def __init__(self, dispatchers: Mapping[int, Dispatcher]) -> None:

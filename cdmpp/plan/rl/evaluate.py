@@ -307,17 +307,9 @@ def elastic_table(
     that unit. Here the saving must also be at least :data:`MIN_SAVING`: if the longest sample alone takes the time,
     another instance saves nothing. A unit is removed if training is behind by at least the predicted loss.
 
-    Parameters
-    ----------
-    split : TailSplit
-        Planned instances. With other units or lengths, the tail keeps its share of the instances, or there is no
-        split if that is better.
-    steps : SampledSteps
-        Planned steps. Their lengths are scaled, and truncated at the memory limit.
-    free_units : int
-        Unused units of the pool.
-    over : callable
-        Whether to end with the rows so far.
+    With other units or lengths than planned, the tail keeps its share of the instances of ``split``, or there is no
+    split if that is better. Lengths of ``steps`` are scaled, and truncated at the memory limit. ``over``: whether to
+    end with the rows so far.
     """
     engine, units, first_steps = pool.generation_engine(), split.instances, steps.first(MOST_DRAWS)
     longest = engine.memory_tokens - engine.prompt_tokens

@@ -227,16 +227,9 @@ def instance_layouts(
 ) -> list[InstanceLayout]:
     """Layouts of a generation instance that hold the model and the cache of some samples, smallest first.
 
+    ``node``: devices of a node: an instance lies on one node, or fills several. ``tp``: tensor-parallel ranks; None:
+    all that fit. ``weights``: type of quantised weights.
     Raises InfeasibleError: no layout fits.
-
-    Parameters
-    ----------
-    node : int
-        Devices of a node: an instance lies on one node, or fills several.
-    tp : int or None
-        Tensor-parallel ranks; None: all that fit.
-    weights : str or None
-        Type of quantised weights.
     """
     types, max_ranks = Types.of(model, "bfloat16", weights, None), gpus
     layouts: list[InstanceLayout] = []
@@ -319,13 +312,7 @@ def read_measured(path: str | PathLike[str]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class _Job:
-    """Model, devices and sizes of a job.
-
-    Attributes
-    ----------
-    mean, longest : int
-        Tokens of a sample with its prompt.
-    """
+    """Model, devices and sizes of a job; ``mean`` and ``longest`` are tokens of a sample with its prompt."""
 
     fields: Mapping[str, Any]  # the model's configuration as in its file
     model: LLMConfig

@@ -75,14 +75,7 @@ def fewest_instances(
 ) -> int:
     """Fewest instances that hold the unfinished samples and decode at nearly the same speed.
 
-    Parameters
-    ----------
-    instances : int
-        Current instances.
-    slowdown : float
-        Relative slow-down of a token that is accepted.
-    held_tokens : float
-        Tokens that the unfinished samples have in memory.
+    ``slowdown``: relative slow-down of a token that is accepted. ``held_tokens``: of the unfinished samples, in memory.
     """
     batch = min(max(-(-threshold // instances), 1), engine.max_batch)
     limit_s = engine.seconds_per_token[batch] * (1 + slowdown)
@@ -101,17 +94,11 @@ def best_migration(
 ) -> Migration | None:
     """The threshold with the shortest step; None if none shortens it.
 
-    Of thresholds within :data:`EQUAL`, the one that frees most unit-seconds. Without inference: the one that frees
-    most unit-seconds while generation takes at most :data:`TOLERANCE` longer.
+    Of thresholds within :data:`EQUAL`, the one that frees most unit-seconds. Without inference: the one that frees most
+    unit-seconds while generation takes at most :data:`TOLERANCE` longer. If ``control`` expires, the best so far.
 
-    Parameters
-    ----------
-    inference_s : float
-        Seconds of one unit for one sample.
-    control : SearchControl
-        If it expires, the best threshold so far is returned.
-    step_of : callable
-        Maps the ready time of each sample, (draws, samples), to the mean seconds of a step.
+    ``inference_s``: seconds of one unit for one sample. ``step_of``: maps the ready time of each sample, (draws,
+    samples), to the mean seconds of a step.
     """
     samples, instances = dispatcher.samples, split.instances
     if instances < 2 or samples < 2 or control.expired:

@@ -115,11 +115,8 @@ def token_table(sizes: Floats, seconds: Floats, max_batch: int) -> Floats:
     """The decode curve at batch sizes 0 (unused), 1, ..., ``max_batch``.
 
     ``sizes``, ``seconds``: points of the curve, in order of growing size. Seconds that fall are replaced by a monotone
-    fit, as in ``/curve``: a larger batch is not faster.
-
-    Notes
-    -----
-    Linear between the points, constant below the first, proportional to the batch beyond the last.
+    fit, as in ``/curve``: a larger batch is not faster. The curve is linear between the points, constant below the
+    first, and proportional to the batch beyond the last.
     """
     logs = np.log(np.maximum(seconds, 1e-15))
     fitted = monotone_fit(logs, [0])

@@ -50,19 +50,8 @@ def plan_of(
     result: SearchResult,
     schedules: Mapping[int, PipelineSchedule] | None = None,
 ) -> RlPlan:
-    """The plan of a search result.
-
-    Raises FieldError: the lower bound of the price is 0.
-
-    Parameters
-    ----------
-    request : RlRequest
-        With resolved costs.
-    problem : RlProblem
-        Made from the request.
-    schedules : mapping of int to PipelineSchedule, optional
-        Schedules of the pools that train by pipelines, by index.
-    """
+    """The plan of a search result for a request with resolved costs. Raises FieldError: the price's lower bound is
+    0."""
     sizes, sizing = result.sizes, problem.sizing
     bound = result.bound_s if problem.objective == "time" else result.bound_price
     if bound == 0:

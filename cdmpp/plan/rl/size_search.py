@@ -72,18 +72,9 @@ def search_sizes(
 ) -> SizeSearchResult:
     """Simulate generation sizes with all training sizes.
 
-    Parameters
-    ----------
-    dispatchers : dict of int to Dispatcher
-        By index of the generation pool, on the search steps.
-    control : SearchControl
-        The search uses a part of its budget; the rest is for the following steps.
-    listener : SearchControl
-        Receives the progress.
-    max_steps : int or None
-        Most generation sizes to simulate.
-    make_answer : callable
-        Makes the answer of an intermediate result, for progress listeners.
+    ``dispatchers``: by index of the generation pool, on the search steps. ``control``: the search uses a part of its
+    budget; the rest is for the following steps. ``listener``: receives the progress, with the answers of
+    ``make_answer``. ``max_steps``: most generation sizes to simulate.
     """
     sizing = problem.sizing
     priced = any(pool.price_per_hour > 0 for pool in sizing.pools)
@@ -285,15 +276,9 @@ def candidate_sizes(
 ) -> list[PoolSizes]:
     """Steps of one generation stage with every training stage beside it, or after it on the same units.
 
-    Parameters
-    ----------
-    ready_s : float64 array, (draws, samples), optional
-        Time at which each sample is ready, with inference on the generation units. Default: inference starts after
-        generation.
-    only : PoolSizes, optional
-        Evaluate only these sizes. Default: all.
-    near : PoolSizes, optional
-        Evaluate all numbers of training units around these, which a grid of many units leaves out.
+    ``ready_s`` (draws, samples): when each sample is ready, with inference on the generation units; default: inference
+    starts after generation. ``only``: the only sizes to evaluate. ``near``: evaluate all numbers of training units
+    around these, which a grid of many units leaves out.
     """
     stage = problem.stage(pool, split)
     finish = finish_times(dispatcher, split) if ready_s is None else ready_s

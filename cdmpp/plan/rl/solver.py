@@ -71,17 +71,10 @@ def search(
 ) -> SearchResult:
     """Plan a step.
 
+    ``control``: ends the search for sizes early. ``max_steps``: most generation sizes to simulate. ``make_answer``:
+    makes the answer of an intermediate result, for progress listeners.
     Raises FieldError: fixed sizes fit no pool.
     Raises InfeasibleError: the longest sample fits into no memory, or every step is longer than the limit.
-
-    Parameters
-    ----------
-    control : SearchControl, optional
-        Ends the search for sizes early.
-    max_steps : int, optional
-        Most generation sizes to simulate.
-    make_answer : callable, optional
-        Makes the answer of an intermediate result, for progress listeners.
     """
     control = control or SearchControl()
     left_out = pools_without_memory(problem)

@@ -165,24 +165,15 @@ class ReadyTimes:
 def asynchronous_step(
     generation_s: Floats, training_s: Floats, weights_s: Floats | float, staleness: int | None
 ) -> Floats:
-    """Seconds from one step to the next if generation and training overlap.
+    """Seconds from one step to the next if generation and training overlap, with ``weights_s`` to transfer new weights.
 
-    Parameters
-    ----------
-    generation_s, training_s : float64 arrays
-        Seconds of both stages; shapes that broadcast.
-    weights_s : float64 array or float
-        Seconds to transfer the new weights.
-    staleness : int or None
-        k >= 1: generation of step i starts when the weights after the training of step i - 1 - k have arrived. None:
-        as 2, so that generation never waits for weights.
+    With a ``staleness`` of k >= 1, generation of step i starts when the weights after the training of step i - 1 - k
+    have arrived. None is 2: generation never waits for weights.
 
-    Notes
-    -----
     Generation, training and transfer each work on one step at a time, so a step takes at least the longest of them.
-    Generation, training and transfer of a step, one after the other, must end within k + 1 steps:
-    ``max(g, t, w, (g + t + w) / (k + 1))``. This is the largest cycle mean of the dependencies, so the period of
-    equal steps. With k >= 2 the last term is never the largest.
+    Generation, training and transfer of a step, one after the other, must end within k + 1 steps: ``max(g, t, w, (g + t
+    + w) / (k + 1))``. This is the largest cycle mean of the dependencies, so the period of equal steps. With k >= 2 the
+    last term is never the largest.
     """
     longest = np.maximum(np.maximum(generation_s, training_s), weights_s)
     if staleness is None:
@@ -193,23 +184,10 @@ def asynchronous_step(
 def step_times(
     ready: ReadyTimes, cost: TrainingCost, units: Ints, mode: Mode, weights_s: float, staleness: int | None = None
 ) -> tuple[Floats, Ints]:
-    """Step times by number of training units, each with its best number of batches.
+    """Step times (draws, units) by number of training units, and the best number of batches of each, (units,).
 
-    Parameters
-    ----------
-    units : int64 array
-        Numbers of training units; each is evaluated separately.
-    mode : {"sync", "async"}
-    weights_s : float
-        Seconds to transfer the new weights to generation. "sync": added after training. "async": overlapped, as
-        :func:`asynchronous_step` describes.
-    staleness : int or None
-        Of :func:`asynchronous_step`.
-
-    Returns
-    -------
-    seconds : float64 array, (draws, len(units))
-    batches : int64 array, (len(units),)
+    ``weights_s``: seconds to transfer the new weights to generation. "sync": added after training. "async": overlapped,
+    as :func:`asynchronous_step` describes.
     """
     if mode == "async":
         whole = cost.whole_s(ready.samples[-1], ready.tokens[:, -1, None], units.astype(np.float64))

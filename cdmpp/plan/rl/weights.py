@@ -64,8 +64,6 @@ class SiteLinkForm(Closed):
     def seconds(self, size_bytes: float, ranks: int, hops: int = 1) -> float:
         """Seconds for ``size_bytes`` over ``ranks`` connections, along a path of ``hops`` links with a bandwidth.
 
-        Notes
-        -----
         ``hops * latency_s + size_bytes / min(ranks * bandwidth, total)``: the bytes are divided evenly between the
         connections, and each hop forwards what it has received (pipelined).
         """
@@ -138,14 +136,8 @@ class TransferForm(Priced):
         return copy_s, min(latency_s, copy_s)
 
     def seconds(self, source: str, target: str, instances: int, figure: Figure = "latency_s") -> float:
-        """Seconds until ``instances`` instances at the site ``target`` have the weights.
+        """Seconds until ``instances`` instances at the site ``target`` have the weights; after :meth:`with_prices`.
 
-        After :meth:`with_prices` where a link is predicted.
-
-        ``figure``: which value of predictions to use.
-
-        Notes
-        -----
         At one site the copy travels along a chain from instance to instance, pipelined, so that the bytes count
         once. Between two sites one copy travels; after its arrival it is distributed in the same way.
         """

@@ -52,18 +52,9 @@ class Rank:
 class LayerTable:
     """Sums over runs of layers.
 
-    Parameters
-    ----------
-    layers : sequence of Layer, length n
-    recompute : bool
-        Whether a stage keeps only its input of a waiting micro-batch. The time of recomputing is part of the layers'
-        ``backward_s``.
-
-    Attributes
-    ----------
-    forward_s, backward_s : float64, shape (kinds, n + 1)
-        Sums over the first layers, rounded to a common grid so that their differences are exact.
-    transfer_s : float64, shape (n,)
+    ``forward_s`` and ``backward_s``, (kinds, n + 1), are sums over the first layers, rounded to a common grid so that
+    their differences are exact. With ``recompute`` a stage keeps only its input of a waiting micro-batch; the time of
+    recomputing is part of the layers' ``backward_s``.
     """
 
     def __init__(self, layers: Sequence[Layer], micro_batches: int, *, recompute: bool = False) -> None:
@@ -253,21 +244,9 @@ def split(
 ) -> SplitResult:
     """Find the best contiguous split; each rank gets at least one layer.
 
+    ``any_order``: whether the order of the ranks may change. ``max_steps``: most splits to simulate for the goal
+    "step"; the first four are always simulated. ``describe``: makes the plan so far, for progress reports.
     Raises InfeasibleError: no split fits into the memory; the message has the memory that one needs.
-
-    Parameters
-    ----------
-    table : LayerTable
-        At least as many layers as ranks.
-    ranks : sequence of Rank
-        In the order of the pipeline.
-    goal : {"slowest", "step"}
-    any_order : bool
-        Whether the order of the ranks may change.
-    max_steps : int, optional
-        Most splits to simulate for the goal "step"; the first four are always simulated.
-    describe : callable, optional
-        Makes the plan so far, for progress reports.
     """
     control, emulator = control or SearchControl(), emulator or Emulator()
     try:
