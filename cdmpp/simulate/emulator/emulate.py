@@ -155,17 +155,10 @@ class EmulatedStep:
 
 @dataclass
 class Emulator:
-    """Simulates steps and caches their parts.
+    """Simulates steps and caches their parts; without ``reuse`` nothing is cached, and results are equal to the last bit.
 
-    Parameters
-    ----------
-    reuse : bool
-        With False nothing is cached. Results are equal to the last bit.
-
-    Notes
-    -----
-    After SEMU, the step emulator of PipeWeaver: equal parts in space (stages) and in time (micro-batches,
-    steps, candidates of a search) are simulated once. Not thread-safe.
+    After SEMU, the step emulator of PipeWeaver: equal parts in space (stages) and in time (micro-batches, steps,
+    candidates of a search) are simulated once. Not thread-safe.
     """
 
     reuse: bool = True
@@ -327,9 +320,6 @@ def lower_bound(
 
     Each rank has to wait for its first micro-batch, do all its passes, and then the last gradient still
     goes down to stage 0; a micro-batch has to go up and down once.
-
-    Notes
-    -----
     Where the weight gradients are passes of their own, a rank may end with them, and nothing need follow:
     then the passes without them are counted, with what follows, and all passes, without.
     """

@@ -25,31 +25,13 @@ from cdmpp.utils.jit import jit
 
 @jit
 def evaluate(order: Ints, begin: Ints, duration: Floats, deps: Ints, lag: Floats, start: Floats, end: Floats) -> int:
-    """Start and end of every task under given orders.
+    """Fill in ``start`` and ``end`` of every task under given orders; -1 where a task is not ordered or cannot run.
 
-    Parameters
-    ----------
-    order : int32, shape (places,)
-        Task numbers, rank after rank; each task at most once.
-    begin : int32, shape (ranks + 1,)
-        ``order[begin[r]:begin[r + 1]]`` belongs to rank r.
-    duration : float64, shape (tasks,)
-        Seconds, not negative.
-    deps : int32, shape (tasks, k)
-        Tasks that have to end before; -1 for none.
-    lag : float64, shape (tasks, k)
-        Seconds between the end of such a task and the start.
-    start, end : float64, shape (tasks,); filled
-        Seconds; -1 where a task is not ordered or cannot run.
+    ``order[begin[r]:begin[r + 1]]`` are the tasks of rank r, each at most once. ``deps`` (tasks, k): tasks that have to
+    end before; -1 for none. ``lag`` (tasks, k): seconds between the end of such a task and the start.
 
-    Returns
-    -------
-    int
-        Tasks that ran. Fewer than places: the orders wait for each other in a circle.
-
-    Notes
-    -----
-    O(places x k): a rank that has to wait is woken by the task that it waits for.
+    Returns the number of tasks that ran: fewer than in ``order`` if the orders wait for each other in a circle. The
+    time is O(places x k): a rank that has to wait is woken by the task that it waits for.
     """
     ranks = begin.shape[0] - 1
     start[:] = -1.0
@@ -99,20 +81,10 @@ def evaluate(order: Ints, begin: Ints, duration: Floats, deps: Ints, lag: Floats
 
 @jit
 def peaks(order: Ints, begin: Ints, at_start: Floats, at_end: Floats, resident: Floats, peak: Floats) -> None:
-    """Peak memory of each rank.
+    """Fill in the peak memory of each rank, with orders as in :func:`evaluate`.
 
-    Parameters
-    ----------
-    order, begin
-        As in :func:`evaluate`.
-    at_start, at_end : float64, shape (tasks,)
-        What a task takes when it starts and (negative: gives back) when it ends, such as bytes.
-    resident : float64, shape (ranks,)
-        Held all the time.
-
-    Notes
-    -----
-    A rank does one thing at a time, so that the order alone decides, and not when things happen.
+    ``at_start``, ``at_end`` (tasks,): what a task takes when it starts and (negative: gives back) when it ends, such as
+    bytes. ``resident`` (ranks,): held all the time. A rank does one thing at a time, so that the order alone decides.
     """
     for rank in range(begin.shape[0] - 1):
         held = resident[rank]

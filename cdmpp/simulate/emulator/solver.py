@@ -320,14 +320,8 @@ def explain(
 ) -> list[str]:
     """Sentences about a step.
 
-    Parameters
-    ----------
-    same_passes_s : float
-        Lower bound of all orders of the same passes.
-    bound_s : float
-        Lower bound of all schedules of the stages.
-    others : mapping of str to EmulatedStep
-        The step under other schedules.
+    ``same_passes_s``: lower bound of all orders of the same passes. ``bound_s``: lower bound of all schedules of the
+    stages. ``others``: the step under other schedules.
     """
     makespan_s = step.makespan_s
     if makespan_s <= 0:

@@ -95,13 +95,8 @@ def table(stages: Sequence[Stage], columns: Sequence[Floats]) -> StageTable:
 
 
 def grid(horizon_s: float) -> float:
-    """The step to which durations are rounded, so that sums up to a horizon are exact.
+    """The step to which durations are rounded, so that sums up to a horizon are exact: at most 2^-51 of the horizon.
 
-    ``horizon_s``: no time of the step lies beyond it.
-    Returns a power of two, 2^-51 of the horizon or less; 0 for an empty horizon.
-
-    Notes
-    -----
     Multiples of it are added and compared without rounding: a part of a schedule takes as long wherever
     it starts, and its result can be moved there from elsewhere without changing a bit.
     """

@@ -69,16 +69,9 @@ def build(
 ) -> Structure:
     """Number the passes of given orders.
 
+    ``offloaded``: by stage, whether its activations travel over the host link of its rank. ``path``: the request's
+    field that the orders come from, for messages.
     Raises FieldError: a pass is unknown, missing or there twice, or a stage is on two ranks.
-
-    Parameters
-    ----------
-    orders : list of list of Pass
-        For each rank.
-    offloaded : sequence of bool, length stages
-        Stages whose activations travel over the host link of their rank.
-    path : str
-        The request's field that the orders come from, for messages.
     """
     size = stages * micro_batches
     rows = [_numbers(passes, stages, micro_batches, f"{path}.{rank}") for rank, passes in enumerate(orders)]

@@ -100,14 +100,8 @@ def fill_buckets(
 ) -> tuple[Bucket, ...]:
     """Divide the gradients into buckets, as ``torch.distributed._compute_bucket_assignment_by_size`` does.
 
-    Parameters
-    ----------
-    layers : sequence of GradientLayer
-        In the order of the forward pass.
-    bucket_bytes : float
-        A bucket is closed when it holds so many bytes or more; 0 gives each gradient one of its own.
-    first_bytes : float, optional
-        The same of the first bucket; default: like the others.
+    ``layers``: in the order of the forward pass. A bucket is closed when it holds ``bucket_bytes`` or more; 0 gives
+    each gradient a bucket. ``first_bytes``: the same of the first bucket; default: like the others.
     """
     closed: list[Bucket] = []
     parameters: list[tuple[int, int]] = []
@@ -166,26 +160,14 @@ def simulate(
     first_bytes: float | None = None,
     update_s: float = 0.0,
 ) -> Iteration:
-    """Replay one iteration of data-parallel training.
+    """Replay one iteration of data-parallel training; ``layers`` are in the order of the forward pass.
 
-    Parameters
-    ----------
-    layers : sequence of GradientLayer
-        In the order of the forward pass.
-    setup : Setup
-    bucket_bytes, first_bytes : float
-        As in :func:`fill_buckets`. PyTorch by default: 25 MiB, and 1 MiB for the first bucket; with a given
-        ``bucket_cap_mb`` all buckets have that size.
-    update_s : float
-        Seconds of the optimizer.
+    ``bucket_bytes`` and ``first_bytes`` are those of :func:`fill_buckets`. PyTorch has by default 25 MiB, and 1 MiB for
+    the first bucket; with a given ``bucket_cap_mb`` all buckets have that size.
 
-    Examples
-    --------
-    >>> from cdmpp.simulate.replay import Link
-    >>> layers = [GradientLayer("a", 1.0, 2.0, (4.0,)), GradientLayer("b", 1.0, 2.0, (4.0,))]
-    >>> setup = Setup(2, Link(beta_s_per_byte=0.5), "measured")
-    >>> [simulate(layers, setup, bucket_bytes=size).iteration_s for size in (1, 8)]
-    [8.0, 10.0]
+    Examples -------- >>> from cdmpp.simulate.replay import Link >>> layers = [GradientLayer("a", 1.0, 2.0, (4.0,)),
+    GradientLayer("b", 1.0, 2.0, (4.0,))] >>> setup = Setup(2, Link(beta_s_per_byte=0.5), "measured") >>>
+    [simulate(layers, setup, bucket_bytes=size).iteration_s for size in (1, 8)] [8.0, 10.0]
     """
     buckets = fill_buckets(layers, bucket_bytes, first_bytes)
     return Iteration(replay(data_parallel_graph(layers, buckets, setup, update_s)), buckets)

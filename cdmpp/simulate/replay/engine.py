@@ -26,18 +26,7 @@ _MOST_NAMED = 12
 def replay(graph: Graph) -> Timeline:
     """Compute start and end of each node of a graph.
 
-    Parameters
-    ----------
-    graph : Graph
-
-    Returns
-    -------
-    Timeline
-
-    Raises
-    ------
-    FieldError
-        A cycle, an unknown dependency, two nodes of one id, a negative duration.
+    Raises FieldError: a cycle, an unknown dependency, two nodes of one id, a negative duration.
 
     Examples
     --------
@@ -52,24 +41,10 @@ def replay(graph: Graph) -> Timeline:
 class Replayer:
     """Replays one graph many times with different durations, for what-ifs, samples and searches.
 
-    Parameters
-    ----------
-    graph : Graph
-
-    Attributes
-    ----------
-    longest_path_s : float
-        Makespan if every device were infinitely parallel.
-
-    Raises
-    ------
-    FieldError
-        As :func:`replay`.
-
-    Notes
-    -----
-    With ``order="ready"`` a longer node can let another one overtake it and so shorten the whole (Graham's
-    anomalies of list scheduling); with ``order="listed"`` or parallel devices it cannot.
+    ``longest_path_s`` is the makespan if every device were infinitely parallel. With ``order="ready"`` a longer node
+    can let another one overtake it and so shorten the whole (Graham's anomalies of list scheduling); with
+    ``order="listed"`` or parallel devices it cannot.
+    Raises FieldError: as :func:`replay`.
     """
 
     def __init__(self, graph: Graph) -> None:

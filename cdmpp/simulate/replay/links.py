@@ -20,8 +20,6 @@ COLLECTIVES: tuple[str, ...] = get_args(Collective)
 class Link:
     """A connection between devices.
 
-    Notes
-    -----
     Between two rows of a table the time is linear in log(bytes) and log(seconds), as dPRO fits it. A smaller
     message than the first row takes as long as that one; a larger one than the last goes on at the last
     pair's slope, or at its time where that falls.
@@ -76,25 +74,13 @@ def _from_log(log_s: float) -> float:
 def collective_steps(op: Collective, ranks: int, size: float, algorithm: Algorithm) -> tuple[int, float]:
     """Number of consecutive messages of a collective, and the bytes of each.
 
+    ``size``: bytes of the whole buffer: the data of each rank before an all-reduce, reduce-scatter or all-to-all, and
+    after an all-gather. With the algorithm "measured" the link's figures are of the whole operation, not of a message.
+
+    With p ranks and n bytes: ring all-reduce 2 (p - 1) messages of n / p; tree all-reduce 2 ceil(log2 p) of n; reduce-
+    scatter, all-gather and all-to-all p - 1 of n / p; send 1 of n. (Thakur, Rabenseifner, Gropp: Optimization of
+    Collective Communication Operations in MPICH, 2005, without the cost of adding.)
     Raises FieldError: a send between other than two ranks, or an algorithm that the operation does not have.
-
-    Parameters
-    ----------
-    op : str
-        One of :data:`COLLECTIVES`.
-    size : float
-        Bytes of the whole buffer: the data of each rank before an all-reduce, reduce-scatter or all-to-all,
-        and after an all-gather.
-    algorithm : {"ring", "tree", "measured"}
-        "measured": the link's figures are of the whole operation, not of a message.
-
-    Returns
-    -------
-    steps, bytes
-        With p ranks and n bytes: ring all-reduce 2 (p - 1) messages of n / p; tree all-reduce
-        2 ceil(log2 p) of n; reduce-scatter, all-gather and all-to-all p - 1 of n / p; send 1 of n. (Thakur,
-        Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, 2005, without
-        the cost of adding.)
     """
     if op == "send" and ranks != 2:
         raise FieldError(f"a send has two ranks, not {ranks}", hint="ranks: [from, to]")

@@ -37,16 +37,9 @@ def build_graph(traces: Sequence[RankTrace], *, iteration: int | None = None, ma
     """The graph of the marked iterations of one or more ranks.
 
     Its replay takes the measured time by construction: idle time that no cause explains is a node of its own.
+    ``iteration``: number of one iteration; default: all that are marked. ``mark``: regular expression of the marks; see
+    :func:`cdmpp.simulate.traces.align.windows`.
     Raises DataError: the iteration is not in all files, or contains no work.
-
-    Parameters
-    ----------
-    traces : sequence of RankTrace
-        From :func:`cdmpp.simulate.traces.load.read_ranks`.
-    iteration : int, optional
-        Number of one iteration; default: all that are marked.
-    mark : str, optional
-        Regular expression of the marks; see :func:`cdmpp.simulate.traces.align.windows`.
     """
     chosen = windows(traces, iteration, mark)
     alignment = align(traces)

@@ -283,14 +283,9 @@ def device_ratios(
 ) -> Ratios:
     """Ratios of all kernels, copies and collectives for another device.
 
-    ``host``: the trace is of a host alone: its operators take the place of kernels.
-
-    Returns
-    -------
-    Ratios
-        A kernel whose operator and shapes are recorded has the ratio of the predictions of all that its operator runs.
-        Others have the ratio of the matrix peaks or of the memory bandwidths. Copies to and from the host keep their
-        time, and so do threads.
+    A kernel whose operator and shapes are recorded has the ratio of the predictions of all that its operator runs.
+    Others have the ratio of the matrix peaks or of the memory bandwidths. Copies to and from the host keep their time,
+    and so do threads. ``host``: the trace is of a host alone: its operators take the place of kernels.
     """
     ratios = Ratios()
     specs: dict[int, tuple[OperatorSpec, ...]] = {}
@@ -331,14 +326,7 @@ def device_ratios(
 def _ran_as_tf32(node: WorkNode, operators: Sequence[OperatorSpec], seconds: float, device: DeviceSpec) -> bool:
     """Whether float32 products ran as TF32: by the kernel's name, or by a rate above the float32 peak.
 
-    Parameters
-    ----------
-    operators : sequence of OperatorSpec
-        What its operator runs.
-    seconds : float
-        Of the operator's kernels that multiply.
-    device : DeviceSpec
-        The device of the trace.
+    ``seconds``: of the operator's kernels that multiply, on the ``device`` of the trace.
     """
     if device.peak_flops_tf32_matrix is None or not any(_tf32(spec) is not spec for spec in operators):
         return False
