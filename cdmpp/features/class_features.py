@@ -42,12 +42,7 @@ def class_features(structural_class: str) -> ClassFeatures:
 
 
 class ClassFeatures:
-    """Features of the shapes of one structural class. Safe to share between threads.
-
-    Parameters
-    ----------
-    structural_class : str
-    """
+    """Features of the shapes of one structural class. Safe to share between threads."""
 
     def __init__(self, structural_class: str) -> None:
         self._nodes, self._root = template(structural_class)
@@ -67,15 +62,7 @@ class ClassFeatures:
 
 
 class _ClassWalk:
-    """Operations of one walk of a template.
-
-    Parameters
-    ----------
-    nodes, root
-        The template.
-    sizes : mapping of str to int64 array
-        Sizes of the walk, with the outcomes of its comparisons.
-    """
+    """Operations of one walk of a template; ``sizes`` are those of the walk, with the outcomes of its comparisons."""
 
     def __init__(self, nodes: Nodes, root: int, sizes: Mapping[str, Array]) -> None:
         tape = Tape(sizes)

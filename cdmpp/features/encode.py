@@ -204,21 +204,10 @@ def overflow(name: str) -> InvalidProgramError:
 def encode_shapes(
     operator: str, dtype: str, fixed: Mapping[str, Any], sizes: Mapping[str, Array]
 ) -> Iterator[tuple[Array, EncodedPrograms]]:
-    """Features of many shapes of one operator, as arrays.
+    """Features of many shapes of one operator: for each structural class which shapes (indices), and their features.
 
-    Parameters
-    ----------
-    operator, dtype
-        As in the specification.
-    fixed : mapping
-        The structural fields (``bias``, ``direction``, ...).
-    sizes : mapping of str to int64 array
-        Every integer field, one element per shape; already checked.
-
-    Yields
-    ------
-    rows, features
-        Which shapes (indices), and their features; one item per structural class.
+    ``fixed``: the structural fields (``bias``, ``direction``, ...). ``sizes``: every integer field, one element per
+    shape; already checked.
     """
     # A structural field may be a size too: the number of inputs of a concatenation.
     whole = {name: value for name, value in fixed.items() if isinstance(value, int) and not isinstance(value, bool)}

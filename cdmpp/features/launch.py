@@ -71,14 +71,7 @@ class WarpRequest(NamedTuple):
 
 
 class Kernel:
-    """One launch.
-
-    Parameters
-    ----------
-    recorder : Recorder
-    statements : list of Statement
-        Those of this launch, in order.
-    """
+    """One launch, with its statements in order."""
 
     def __init__(self, recorder: Recorder, statements: list[Statement]) -> None:
         self._recorder, self.statements = recorder, statements
@@ -309,14 +302,7 @@ class Kernel:
 
 
 class _Ranges(Expressions):
-    """Ranges of indices where some loops are fixed and the others run.
-
-    Parameters
-    ----------
-    recorder : Recorder
-    at : dict of int to int
-        Iteration of each fixed loop.
-    """
+    """Ranges of indices where some loops are fixed, at the iterations ``at``, and the others run."""
 
     def __init__(self, recorder: Recorder, at: dict[int, int]) -> None:
         super().__init__(recorder.nodes, recorder.bindings)

@@ -78,21 +78,14 @@ def relax_graph(module: Any, name: str = "main") -> ProgramGraph:
 def torch_graph(exported: Any, name: str = "torch program", *, half: bool = False) -> ProgramGraph:
     """The fused PrimFuncs of an exported torch program.
 
+    ``exported``: static shapes; functions that keep dynamic ones are listed as unsupported. Weights are inputs of the
+    programs, and what weights alone determine (a transposed weight) is computed before the model runs. ``half``: in
+    float16, by TVM's mixed precision: inputs, weights, products and their sums; what TVM deems sensitive, such as a
+    softmax, stays in float32. ``name``: what to call it in messages.
     Raises InvalidProgramError: not an exported program.
     Raises UnsupportedOperatorError: TVM's importer does not know an operator (the message names it), or fails on the
     graph.
     Raises MissingDependencyError: TVM or torch is not installed.
-
-    Parameters
-    ----------
-    exported : torch.export.ExportedProgram
-        Static shapes; functions that keep dynamic ones are listed as unsupported. Weights are inputs of the
-        programs, and what weights alone determine (a transposed weight) is computed before the model runs.
-    name : str
-        What to call it in messages.
-    half : bool
-        In float16, by TVM's mixed precision: inputs, weights, products and their sums; what TVM deems sensitive, such
-        as a softmax, stays in float32.
     """
     torch = import_torch()
     if not isinstance(exported, torch.export.ExportedProgram):
@@ -115,14 +108,9 @@ def _in_half(module: Any) -> Any:
 
 
 def relax_module(exported: Any) -> tuple[Any, list[Any]]:
-    """The Relax module of an exported program, with batch normalisation folded into convolutions.
+    """The Relax module of an exported program with batch normalisation folded into convolutions, and its weights.
 
-    Returns
-    -------
-    module : tvm.IRModule
-        ``main`` takes the inputs, then the weights; its attribute ``num_input`` counts the inputs.
-    weights : list of tvm.runtime.Tensor
-        Values of the weights, in the order of ``main``'s parameters.
+    ``main`` takes the inputs, then the weights in their order; its attribute ``num_input`` counts the inputs.
     """
     tvm = import_tvm()
     from tvm.relax.frontend.torch import from_exported_program

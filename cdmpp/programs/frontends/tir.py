@@ -37,18 +37,10 @@ def prepare() -> None:
 
 
 def programs_from_tir(module: Any, backend: Backend = "tvm", *, name: str | None = None) -> list[TensorProgram]:
-    """One program for each PrimFunc of an IRModule, or for a PrimFunc.
+    """One program for each PrimFunc of an IRModule, or for a PrimFunc; Relax functions are left out.
 
+    TIR runs as scheduled, unless ``backend`` says otherwise. ``name`` replaces the name of a single PrimFunc.
     Raises InvalidProgramError: neither an IRModule nor a PrimFunc, or without a PrimFunc.
-
-    Parameters
-    ----------
-    module : tvm.IRModule or tvm.tirx.PrimFunc
-        Scheduled or not. Functions that are not PrimFuncs (Relax) are left out.
-    backend : {"tvm", "library"}
-        Default ``"tvm"``: TIR runs as scheduled.
-    name : str, optional
-        Replaces the function's name; only for a single PrimFunc.
     """
     tvm = import_tvm()
     if isinstance(module, tvm.tirx.PrimFunc):

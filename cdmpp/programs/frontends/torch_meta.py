@@ -18,16 +18,9 @@ from cdmpp.errors import InvalidProgramError
 def meta_module(module: nn.Module, dtype: torch.dtype | None, train: bool | None) -> nn.Module:
     """A copy without data; the caller's module keeps its weights, gradients and hooks.
 
+    A compiled module is copied as the module that was compiled. ``dtype``: of floating-point parameters and buffers;
+    None keeps theirs. ``train``: mode of the copy; None keeps that of the module.
     Raises InvalidProgramError: the module contains itself, or cannot be copied.
-
-    Parameters
-    ----------
-    module : torch.nn.Module
-        A compiled module is copied as the module that was compiled.
-    dtype : torch.dtype or None
-        Type of floating-point parameters and buffers; None keeps theirs.
-    train : bool or None
-        Mode of the copy; None keeps that of the module.
     """
     module = getattr(module, "_orig_mod", module)
     check_acyclic(module)

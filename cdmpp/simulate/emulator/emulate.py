@@ -155,10 +155,10 @@ class EmulatedStep:
 
 @dataclass
 class Emulator:
-    """Simulates steps and caches their parts; without ``reuse`` nothing is cached, and results are equal to the last bit.
+    """Simulates steps and caches their parts. Without ``reuse`` nothing is cached; results are equal to the last bit.
 
-    After SEMU, the step emulator of PipeWeaver: equal parts in space (stages) and in time (micro-batches, steps,
-    candidates of a search) are simulated once. Not thread-safe.
+    After SEMU, the step emulator of PipeWeaver: equal parts in space (stages) and in time (micro-batches,
+    steps, candidates of a search) are simulated once. Not thread-safe.
     """
 
     reuse: bool = True
