@@ -130,7 +130,7 @@ _WAITS = ("wait", "commit", "barrier", "fence")
 def build_ast(
     nodes: Nodes, root: int, *, function: str | None = None, bindings: Mapping[str, Num] | None = None
 ) -> CompactAST:
-    """Build the compact AST of one PrimFunc; ``nodes`` and ``root`` as :func:`cdmpp.programs.tvm_json.load` returns them.
+    """Build the compact AST of one PrimFunc, from the result of :func:`cdmpp.programs.tvm_json.load`.
 
     ``function``: which PrimFunc, when the module has several. ``bindings``: values of the symbolic sizes by name
     (integers, or int64 arrays with one element per shape).

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cdmpp.errors import CdmppError, DataError, InvalidProgramError
 from cdmpp.programs.frontends.eager_rules import BLOCKS, CHUNK, AtenCall, foreach, outcome, size_bytes
 from cdmpp.programs.frontends.graph import NoRuleError
-from cdmpp.programs.frontends.torch_eager import EagerTrace, eager_trace
+from cdmpp.programs.frontends.torch_eager import eager_trace
 from cdmpp.programs.frontends.torch_module import ModuleListing, list_module, paths_text
 
 TOKENS = torch.zeros(2, 8, dtype=torch.int64)
