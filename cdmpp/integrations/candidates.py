@@ -56,11 +56,7 @@ class CandidateEncoder:
     def encode(self, modules: Sequence[Any], target: str = "") -> list[Candidate | None]:
         """Return the candidate of each module; None if it cannot be encoded.
 
-        Parameters
-        ----------
-        modules : sequence of IRModule with one PrimFunc each
-        target : str
-            Target of the programs; predictions of one program for several targets differ.
+        ``target``: target of the programs; predictions of one program for several targets differ.
         """
         keys: list[tuple[str, int] | None] = []
         missing: dict[tuple[str, int], Any] = {}
@@ -101,10 +97,7 @@ class CandidateEncoder:
 def prim_func(module: Any) -> Any:
     """Return the only PrimFunc of a candidate's module.
 
-    Raises
-    ------
-    InvalidProgramError
-        The module has several PrimFuncs, or none.
+    Raises InvalidProgramError: the module has several PrimFuncs, or none.
     """
     functions = [f for _, f in module.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
     if len(functions) != 1:
@@ -140,12 +133,8 @@ class BulkPredictor(Protocol):
 def predictor_of(model: Any, api_key: str | None = None) -> BulkPredictor:
     """Return the predictor of ``model``: None (the model in the package), a folder, a URL, or a predictor.
 
-    Raises
-    ------
-    ArtifactError
-        The folder has no model.
-    DataError
-        ``model`` is none of these.
+    Raises ArtifactError: the folder has no model.
+    Raises DataError: ``model`` is none of these.
     """
     if model is None:
         return LatencyPredictor.load()
@@ -166,15 +155,8 @@ def predictor_of(model: Any, api_key: str | None = None) -> BulkPredictor:
 def host_of(target: str) -> DeviceSpec:
     """Return this machine's CPU with the threads and the instruction set of a search's target.
 
-    Parameters
-    ----------
-    target : str
-        TVM target as JSON; ``num-cores`` gives the threads.
-
-    Raises
-    ------
-    InvalidDeviceError
-        The target is not this machine's CPU: name the device.
+    ``target``: TVM target as JSON; ``num-cores`` gives the threads.
+    Raises InvalidDeviceError: the target is not this machine's CPU: name the device.
     """
     try:
         return configurations((target,))[0].device

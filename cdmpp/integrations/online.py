@@ -186,14 +186,8 @@ def write_state(
 ) -> None:
     """Write the learned state of tasks as safetensors; the file is replaced atomically.
 
-    Parameters
-    ----------
-    path : path
-    online : mapping of task to OnlineResiduals
-    reference : mapping of task to float
-        Reference of the task's scores, in log seconds.
-    model_id : str
-        Id of the base model.
+    ``reference``: reference of the task's scores, in log seconds.
+    ``model_id``: id of the base model.
     """
     from safetensors.numpy import save_file
 
@@ -208,13 +202,7 @@ def write_state(
 
 
 def read_state(path: str | os.PathLike[str]) -> tuple[dict[str, OnlineResiduals], dict[str, float], str]:
-    """Read a file of :func:`write_state`.
-
-    Raises
-    ------
-    ArtifactError
-        The file has another format, or is damaged.
-    """
+    """Read a file of :func:`write_state`. Raises ArtifactError: the file has another format, or is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -160,13 +160,7 @@ def with_fields(program: OperatorSpec, **fields: object) -> OperatorSpec:
 
 
 def attribute(value: object, name: str, owner: str) -> object:
-    """Attribute of an object of a simulator.
-
-    Raises
-    ------
-    FieldError
-        The object lacks it.
-    """
+    """Attribute of an object of a simulator. Raises FieldError: the object lacks it."""
     try:
         return getattr(value, name)
     except AttributeError:
