@@ -135,10 +135,10 @@ def _unrolled(kernel: Kernel, own: Sequence[int], limit: int) -> set[int]:
     return chosen
 
 
-def _loop_steps(kernel: Kernel, own: Sequence[int], unrolled: set[int]) -> float:
+def _loop_steps(kernel: Kernel, loops: Sequence[int], unrolled: set[int]) -> float:
     """Iterations of loops that are not unrolled."""
     total, outside = 0.0, 1.0
-    for p in own:
+    for p in loops:
         if p not in unrolled and kernel.loops[p].extent != 1:
             outside *= float(kernel.loops[p].extent)
             total += outside

@@ -262,7 +262,7 @@ class Recorder(Walker):
 
     def loops_of(self, index: int) -> frozenset[int]:
         """Loops whose variables an expression has."""
-        found: set[int] = set()
+        loops: set[int] = set()
         stack, seen = [index], set[int]()
         while stack:
             item = stack.pop()
@@ -270,12 +270,12 @@ class Recorder(Walker):
                 continue
             seen.add(item)
             if item in self.loop_of:
-                found.add(self.loop_of[item][0])
+                loops.add(self.loop_of[item][0])
             elif item in self.value_of:
                 stack.append(self.value_of[item])
             else:
                 stack += operands(self, item)
-        return frozenset(found)
+        return frozenset(loops)
 
 
 def operands(expressions: Expressions, index: int) -> list[int]:

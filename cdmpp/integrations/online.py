@@ -70,9 +70,9 @@ class Scales(NamedTuple):
     noise: float
 
 
-def matern(one: Array, other: Array, length: float) -> Array:
+def matern(left: Array, other: Array, length: float) -> Array:
     """Correlation (Matern 5/2) of the rows of two summaries, (rows of one, rows of other)."""
-    return _matern(_gaps(one, other), length)
+    return _matern(_gaps(left, other), length)
 
 
 @dataclass
@@ -175,9 +175,9 @@ def _matern(gap: Array, length: float) -> Array:
     return np.asarray((1 + r + r * r / 3) * np.exp(-r))
 
 
-def _gaps(one: Array, other: Array) -> Array:
+def _gaps(left: Array, other: Array) -> Array:
     """Distances between rows."""
-    square = (one**2).sum(axis=1)[:, None] + (other**2).sum(axis=1)[None, :] - 2 * one @ other.T
+    square = (left**2).sum(axis=1)[:, None] + (other**2).sum(axis=1)[None, :] - 2 * left @ other.T
     return np.asarray(np.sqrt(np.maximum(square, 0.0)))
 
 

@@ -18,8 +18,7 @@ from pydantic import model_validator
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.elements import DTYPE_BYTES, Layout, Scaling, canonical_dtype, check_types, completed_fields
-from cdmpp.programs.fields import DType, Extent, Flag
-from cdmpp.programs.spec import OperatorSpec, Violation
+from cdmpp.programs.spec import DType, Extent, Flag, OperatorSpec, Violation
 
 
 class Product(OperatorSpec):

@@ -158,18 +158,18 @@ def _sorted_pairs(nodes: Nodes, pairs: list[int]) -> list[int]:
 def _fields(kind: str, data: Any) -> tuple[tuple[str, ...], list[int]]:
     """Data of a node, and the nodes that it refers to."""
     if type(data) is dict:
-        own: list[str] = []
+        values: list[str] = []
         children: list[int] = []
         for key in sorted(data):
             if key in _UNREAD and kind != "ir.GlobalVar":
                 continue
             value = data[key]
             if type(value) is not int or key in _VALUES or (kind, key) == _FLOAT:
-                own.append(f"{key}={value}")
+                values.append(f"{key}={value}")
             else:
-                own.append(key)
+                values.append(key)
                 children.append(value)
-        return tuple(own), children
+        return tuple(values), children
     if type(data) is list:
         return (), data
     return (str(data),), []

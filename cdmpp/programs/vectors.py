@@ -10,8 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.elements import DTYPE_BYTES
-from cdmpp.programs.fields import Extent, Flag, Offset, whole_number
-from cdmpp.programs.spec import OperatorSpec, Violation
+from cdmpp.programs.spec import Extent, Flag, Offset, OperatorSpec, Violation, whole_number
 
 #: Bytes of an index.
 INDEX_BYTES = 8

@@ -237,8 +237,8 @@ def layernorm_backward(call: AtenCall) -> Launches:
 def reduce_to(call: AtenCall) -> Launches:
     """A sum, mean or extremum over some axes: short rows waste the threads of a warp."""
     x, result = call.tensors[0], call.results[0]
-    each = min(5000 + 300 * x.numel() / max(result.numel(), 1), 15_000)
-    work = KernelWork("a warp a row", operations=each * result.numel()) if _reduces_last(call) else None
+    row_operations = min(5000 + 300 * x.numel() / max(result.numel(), 1), 15_000)
+    work = KernelWork("a warp a row", operations=row_operations * result.numel()) if _reduces_last(call) else None
     return moves(call, size_bytes(x) + sum(map(size_bytes, call.results)), x, work)
 
 

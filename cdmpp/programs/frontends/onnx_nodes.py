@@ -72,7 +72,7 @@ def _binary(operator: str, scalar: str) -> Callable[[OnnxGraph, OnnxNode], Outco
     return rule
 
 
-def _variadic(operator: str, one: str) -> Callable[[OnnxGraph, OnnxNode], Outcome]:
+def _variadic(operator: str, single: str) -> Callable[[OnnxGraph, OnnxNode], Outcome]:
     """Sum, Max and Min of any number of tensors; with a scalar alone it is a clamp (``one``)."""
 
     def rule(graph: OnnxGraph, node: OnnxNode) -> Outcome:
@@ -81,7 +81,7 @@ def _variadic(operator: str, one: str) -> Callable[[OnnxGraph, OnnxNode], Outcom
         if len(tensors) == 1:
             if len(node.inputs) == 1:
                 return Free("free: one input alone is passed on")
-            return NodeLaunch(over(graph, one, out), f"with a scalar: timed as {one}, which moves the same bytes")
+            return NodeLaunch(over(graph, single, out), f"with a scalar: timed as {single}, which moves the same bytes")
         if len(tensors) > 4:
             raise NoRuleError(f"{len(tensors)} inputs, at most 4")
         return NodeLaunch(over(graph, operator, out, inputs=len(tensors)))

@@ -197,7 +197,7 @@ def measure_layers(
     -----
     Clocks are read where Python is: on a device that works asynchronously the times would be of the calls.
     """
-    found: list[_Stamps] = []
+    timed: list[_Stamps] = []
     with _watching(module) as (stamps, names):
         for index in range(warm + repeats):
             module.zero_grad(set_to_none=True)
@@ -211,11 +211,11 @@ def measure_layers(
             update()
             done = time.perf_counter()
             if index >= warm:
-                found.append(
+                timed.append(
                     replace(stamps, forward=dict(stamps.forward), gradients=dict(stamps.gradients), updated=done)
                 )
-    found.sort(key=lambda one: one.updated - one.start)
-    return _summary(module, names, found[: max(round(fastest * repeats), 1)])
+    timed.sort(key=lambda stamp: stamp.updated - stamp.start)
+    return _summary(module, names, timed[: max(round(fastest * repeats), 1)])
 
 
 @contextmanager
@@ -254,13 +254,13 @@ def _watching(module: nn.Module) -> Iterator[tuple[_Stamps, dict[str, list[str]]
             hook.remove()
 
 
-def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[_Stamps]) -> MeasuredModule:
+def _summary(module: nn.Module, names: Mapping[str, list[str]], stamps: Sequence[_Stamps]) -> MeasuredModule:
     sizes = {n: float(p.numel() * p.element_size()) for n, p in module.named_parameters()}
     # Modules that did not run have no gradient and are not layers.
     names = {
         name: of_part
         for name, of_part in names.items()
-        if all(n in stamp.gradients for stamp in found for n in of_part)
+        if all(n in stamp.gradients for stamp in stamps for n in of_part)
     }
     if not names:
         raise InvalidProgramError("no layer had gradients", hint="the loss depends on no trained parameter")
@@ -269,7 +269,7 @@ def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[
         return statistics.fmean(values)
 
     def order(times: Callable[[_Stamps], Mapping[str, float]], keys: Sequence[str]) -> list[str]:
-        return sorted(keys, key=lambda key: statistics.median(times(stamp)[key] - stamp.start for stamp in found))
+        return sorted(keys, key=lambda key: statistics.median(times(stamp)[key] - stamp.start for stamp in stamps))
 
     called = order(lambda stamp: stamp.forward, list(names))
     arrived = order(lambda stamp: stamp.gradients, [n for of_part in names.values() for n in of_part])
@@ -279,7 +279,7 @@ def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[
     def spans(ends: Callable[[_Stamps], Sequence[float]], begin: Callable[[_Stamps], float]) -> list[float]:
         """Times between one end and the next."""
         rows = []
-        for stamp in found:
+        for stamp in stamps:
             stops = [begin(stamp), *ends(stamp)]
             rows.append([b - a for a, b in pairwise(stops)])
         return [max(mean(column), 0.0) for column in zip(*rows, strict=True)]
@@ -287,7 +287,7 @@ def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[
     forward = spans(lambda stamp: [*(stamp.forward[n] for n in called), stamp.turned], lambda stamp: stamp.start)
     forward[-2:] = [sum(forward[-2:])]
     backward = spans(lambda stamp: [stamp.gradients[last[n]] for n in finished], lambda stamp: stamp.turned)
-    backward[-1] += mean(stamp.end - stamp.gradients[last[finished[-1]]] for stamp in found)
+    backward[-1] += mean(stamp.end - stamp.gradients[last[finished[-1]]] for stamp in stamps)
     forward_s, backward_s = (dict(zip(called, forward, strict=True)), dict(zip(finished, backward, strict=True)))
     layers = [
         GradientLayer(
@@ -299,5 +299,5 @@ def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[
         for name in reversed(finished)
     ]
     return MeasuredModule(
-        layers, mean(stamp.end - stamp.start for stamp in found), mean(stamp.updated - stamp.end for stamp in found)
+        layers, mean(stamp.end - stamp.start for stamp in stamps), mean(stamp.updated - stamp.end for stamp in stamps)
     )

@@ -72,11 +72,11 @@ def windows(traces: Sequence[RankTrace], iteration: int | None = None, mark: str
         )
     return [
         Window(
-            tuple(found[key][0] for key in common),
-            min(found[key][1] for key in common),
-            max(found[key][2] for key in common),
+            tuple(windows[key][0] for key in common),
+            min(windows[key][1] for key in common),
+            max(windows[key][2] for key in common),
         )
-        for found in marked
+        for windows in marked
     ]
 
 
@@ -170,27 +170,27 @@ def align(traces: Sequence[RankTrace]) -> Alignment:
 
 
 def _of_rank(trace: RankTrace) -> dict[tuple[object, ...], list[TraceEvent]]:
-    found: dict[tuple[object, ...], list[TraceEvent]] = {}
+    calls: dict[tuple[object, ...], list[TraceEvent]] = {}
     for event in sorted(trace.events, key=lambda event: event.start_s):
         call = collective_of(event)
         if call is not None:
-            found.setdefault(call.signature, []).append(event)
-    return found
+            calls.setdefault(call.signature, []).append(event)
+    return calls
 
 
-def _match(alignment: Alignment, signature: tuple[object, ...], found: Mapping[int, list[TraceEvent]]) -> None:
+def _match(alignment: Alignment, signature: tuple[object, ...], by_rank: Mapping[int, list[TraceEvent]]) -> None:
     """Match the collectives of one signature."""
-    if len(found) < 2:
-        alignment.unmatched += sum(map(len, found.values()))
-        rank, events = next(iter(found.items()))
+    if len(by_rank) < 2:
+        alignment.unmatched += sum(map(len, by_rank.values()))
+        rank, events = next(iter(by_rank.items()))
         alignment.remarks.append(f"rank {rank} alone has {_named(signature)} ({len(events)} x): replayed as measured")
         return
-    reference, first = min(found.items(), key=lambda item: len(item[1]))
-    shifts = {rank: _shift(first, events) for rank, events in found.items()}
+    reference, first = min(by_rank.items(), key=lambda item: len(item[1]))
+    shifts = {rank: _shift(first, events) for rank, events in by_rank.items()}
     for k, event in enumerate(first):
-        match = {rank: events[k + shifts[rank]] for rank, events in found.items()}
+        match = {rank: events[k + shifts[rank]] for rank, events in by_rank.items()}
         alignment.matches.append({**match, reference: event})
-    counts = {rank: len(events) for rank, events in found.items()}
+    counts = {rank: len(events) for rank, events in by_rank.items()}
     if len(set(counts.values())) > 1:
         lost = sum(counts.values()) - len(first) * len(counts)
         alignment.unmatched += lost

@@ -122,13 +122,15 @@ def idle(graph: TraceGraph, timeline: Timeline) -> list[RankIdle]:
             lanes[node.rank].setdefault((node.device, node.stream), []).append(i)
     exposed = timeline.exposed_comm_by_device_s
     rows = []
-    for rank, found in lanes.items():
-        if not found:
+    for rank, rank_lanes in lanes.items():
+        if not rank_lanes:
             continue
-        main = max(found, key=lambda lane: sum(graph.nodes[i].duration_s for i in found[lane] if _works(graph, i)))
+        main = max(
+            rank_lanes, key=lambda lane: sum(graph.nodes[i].duration_s for i in rank_lanes[lane] if _works(graph, i))
+        )
         walk = _IdleWalk(graph, timeline)
-        walk.lane(found[main])
-        devices = {device for device, _ in found}
+        walk.lane(rank_lanes[main])
+        devices = {device for device, _ in rank_lanes}
         on_gpu = {device for device in devices if " gpu" in device} or devices
         count = graph.count
         rows.append(

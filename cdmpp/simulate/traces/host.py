@@ -84,10 +84,10 @@ def segments(events: Iterable[TraceEvent], on_device: bool) -> list[Segment]:
         stack.append(tree)
     while stack:
         _close(stack)
-    found: list[Segment] = []
+    listed: list[Segment] = []
     for root in roots:
-        _emit(root, (), 0, None, on_device, found)
-    return found
+        _emit(root, (), 0, None, on_device, listed)
+    return listed
 
 
 def _close(stack: list[_Tree]) -> None:
@@ -176,15 +176,15 @@ class HostThreads:
     marked: bool = True
     lanes: list[HostLane] = field(default_factory=list)
 
-    def build(self, found: dict[TraceLane, list[Segment]], main: TraceLane | None) -> None:
+    def build(self, lanes: dict[TraceLane, list[Segment]], main: TraceLane | None) -> None:
         """Add the nodes of all threads; that of the iterations first.
 
-        ``found``: without those of collectives, which :class:`cdmpp.simulate.traces.rank.TracedRank` adds.
+        ``lanes``: without those of collectives, which :class:`cdmpp.simulate.traces.rank.TracedRank` adds.
         ``main``: the thread that has the iterations' marks.
         """
-        order = sorted(found, key=lambda lane: (lane != main, lane.owner, lane.name))
+        order = sorted(lanes, key=lambda lane: (lane != main, lane.owner, lane.name))
         for lane in order:
-            host = HostLane(lane, found[lane])
+            host = HostLane(lane, lanes[lane])
             self.lanes.append(host)
             self._chain(host, lane == main)
 

@@ -105,7 +105,7 @@ class TraceGraph:
         if not self.iterations:
             return []
         lanes: dict[tuple[str, str], int] = {}
-        found: list[tuple[int, list[int]]] = []
+        work: list[tuple[int, list[int]]] = []
         kept: set[int] = set()
         for i in sorted(range(len(self.nodes)), key=lambda i: (self.nodes[i].start_s, self.nodes[i].end_s)):
             node = self.nodes[i]
@@ -115,19 +115,19 @@ class TraceGraph:
                 continue
             lane = (node.device, node.stream)
             before = [*node.deps, *([lanes[lane]] if lane in lanes and node.role != "join" else [])]
-            found.append((i, [k for k in before if k in kept]))
+            work.append((i, [k for k in before if k in kept]))
             lanes[lane] = i
             kept.add(i)
-        return found
+        return work
 
     @cached_property
     def _by_rank(self) -> dict[int, Ints]:
         """Positions of each rank's nodes on its lanes, with marks on its threads; only once the graph is complete."""
-        found: dict[int, list[int]] = {}
+        by_rank: dict[int, list[int]] = {}
         for i, node in enumerate(self.nodes):
             if node.role not in ("join", "delay") and not (self.iterations and _on_device(node)):
-                found.setdefault(node.rank, []).append(i)
-        return {rank: np.array(positions, dtype=np.int64) for rank, positions in found.items()}
+                by_rank.setdefault(node.rank, []).append(i)
+        return {rank: np.array(positions, dtype=np.int64) for rank, positions in by_rank.items()}
 
     def durations(self) -> Floats:
         """Seconds of each node."""
