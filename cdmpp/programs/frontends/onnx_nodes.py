@@ -73,7 +73,7 @@ def _binary(operator: str, scalar: str) -> Callable[[OnnxGraph, OnnxNode], Outco
 
 
 def _variadic(operator: str, single: str) -> Callable[[OnnxGraph, OnnxNode], Outcome]:
-    """Sum, Max and Min of any number of tensors; with a scalar alone it is a clamp (``one``)."""
+    """Sum, Max and Min of any number of tensors; with a scalar alone it is a clamp (``single``)."""
 
     def rule(graph: OnnxGraph, node: OnnxNode) -> Outcome:
         tensors = [i for i in node.inputs if not (graph.is_constant(i) and math.prod(shape_of(graph, i)) == 1)]
