@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any, Protocol, cast
@@ -23,6 +21,7 @@ from cdmpp.integrations.object_walk import build_asts
 from cdmpp.integrations.online import summary
 from cdmpp.predict.bulk import FeatureAnswers, FeatureQueries
 from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.simulate.replay.records import paused_collector
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ class CandidateEncoder:
         """
         keys: list[tuple[str, int] | None] = []
         missing: dict[tuple[str, int], Any] = {}
-        with _no_collection():
+        with paused_collector():
             for module in modules:
                 try:
                     function = prim_func(module)
@@ -105,18 +104,6 @@ def prim_func(module: Any) -> Any:
             f"a candidate's module has {len(functions)} PrimFuncs", hint="tune one function at a time"
         )
     return functions[0]
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Disable cyclic garbage collection, which would scan the programs' nodes repeatedly and find nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class BulkPredictor(Protocol):
