@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp.plan.rl.dispatch import Dispatcher, TailSplit
-from cdmpp.plan.rl.generation import GenerationEngine, SampleQueues, generate
+from cdmpp.plan.rl.generation import GenerationEngine
 from cdmpp.plan.rl.lengths import LengthDistribution, Misses, RankerForm, SampledSteps, draw_steps
-from tests.plan.rl_cases import dealt, ranker
+from tests.plan.rl_cases import ranker
 
 pytestmark = pytest.mark.slow
 
@@ -145,38 +145,6 @@ def test_longest_first_balances_instances_of_batch_one() -> None:
     # Graham's bound for longest first, although the ranker only separates the longer half.
     assert (dispatcher.makespans(TailSplit(0, 8)) <= 4 / 3 * dispatcher.lower_bound_s(8)).all()
     assert dispatcher.makespans(TailSplit(0, 8)).mean() < dispatcher.random_finish_times(8).max(1).mean()
-
-
-@pytest.mark.parametrize("recall", [0.87, 1.0])
-@pytest.mark.parametrize(("kind", "max_batch"), [("narrow", 16), ("uniform", 16), ("uniform", 32), ("cut", 16)])
-def test_shared_queue_beats_dealing_if_the_batch_limit_makes_several_waves(
-    kind: str, max_batch: int, recall: float
-) -> None:
-    rng = np.random.default_rng(0)
-    drawn = {
-        "narrow": lambda: rng.lognormal(np.log(2000), 0.4, 20_000),
-        "uniform": lambda: rng.uniform(10, 8000, 20_000),
-        "cut": lambda: rng.lognormal(np.log(6000), 1.0, 20_000),
-    }[kind]()
-    past = np.clip(np.rint(drawn), 1, 16_384).astype(np.int64)
-    distribution = LengthDistribution.of_samples(past.tolist())
-    steps = draw_steps(distribution, ranker(recall, 0.2, "near"), 1024, 4, 0)
-    engine = GenerationEngine(0.008 + 2e-5 * np.arange(max_batch + 1))
-    queues = dealt(1024, 16)
-    in_turn = np.array([generate(engine, row, queues).end_s for row in steps.lengths])
-    shared = Dispatcher(engine, steps).makespans(TailSplit(0, 16))
-    # With ranking errors a single step may be slightly longer, the mean may not.
-    assert (shared <= 1.01 * in_turn).all()
-    assert shared.mean() < 0.995 * in_turn.mean()
-
-
-def test_shared_queue_equals_dealing_if_all_samples_run_at_once() -> None:
-    steps = sample_steps(ranker(), 256, 1, 0)
-    engine = GenerationEngine(0.008 + 5e-5 * np.arange(33), prefill_s=0.25, prompt_tokens=100)
-    shared = generate(engine, steps.lengths[0], SampleQueues.shared(256, 8))
-    in_turn = generate(engine, steps.lengths[0], dealt(256, 8))
-    assert shared.finish_s.tobytes() == in_turn.finish_s.tobytes()
-    assert shared.home.tolist() == [sample % 8 for sample in range(256)]
 
 
 def test_doubt_of_the_ranker_reduces_the_tail_instances_down_to_no_split() -> None:
