@@ -6,8 +6,6 @@ bytes of the innermost dimension that are swept, bytes of an element).
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -15,6 +13,7 @@ from cdmpp.features.class_features import PROGRAM_COLUMNS
 from cdmpp.features.encode import EncodedPrograms, encode_operator, encode_tvm_json
 from cdmpp.features.walk import contraction_sizes
 from cdmpp.programs.operators import parse_operator
+from tests.features.matmul import tiled_matmul
 from tests.features.raw import assert_leaf, raw_leaves
 
 tvm = pytest.importorskip("tvm")
@@ -280,29 +279,14 @@ def test_softmax() -> None:
         assert totals(encoded)["flops"] == pytest.approx(32 + 64 + 32 + 32, rel=1e-6)
 
 
-def tiled_matmul() -> Any:
-    """c = a @ b, 64 cubed: tiles of 8 x 16 x 4, rows of tiles in parallel, 16 columns vectorized."""
-    from tvm import te
-
-    a, b = (te.placeholder((64, 64), name=n) for n in "ab")
-    r = te.reduce_axis((0, 64), name="r")
-    c = te.compute((64, 64), lambda i, j: te.sum(a[i, r] * b[r, j], axis=r), name="c")
-    schedule = tvm.s_tir.Schedule(te.create_prim_func([a, b, c]))
-    block = schedule.get_sblock("c")
-    i, j, k = schedule.get_loops(block)
-    i0, i1 = schedule.split(i, [None, 8])
-    j0, j1 = schedule.split(j, [None, 16])
-    k0, k1 = schedule.split(k, [None, 4])
-    schedule.reorder(i0, j0, k0, i1, k1, j1)
-    schedule.parallel(i0)
-    schedule.vectorize(j1)
-    schedule.annotate(i0, "pragma_auto_unroll_max_step", 16)
-    schedule.decompose_reduction(block, k0)
-    return schedule
-
-
 def test_scheduled_and_tiled_matmul() -> None:
-    encoded = encode_tvm_json(str(tvm.ir.save_json(tiled_matmul().mod)))
+    # Rows of tiles in parallel, 16 columns vectorized.
+    schedule, block, loops = tiled_matmul()
+    schedule.parallel(loops["i0"])
+    schedule.vectorize(loops["j1"])
+    schedule.annotate(loops["i0"], "pragma_auto_unroll_max_step", 16)
+    schedule.decompose_reduction(block, loops["k0"])
+    encoded = encode_tvm_json(str(tvm.ir.save_json(schedule.mod)))
     init, update = raw_leaves(encoded)
     tile_loops = {
         "inner_extent": 16,
