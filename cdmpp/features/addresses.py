@@ -27,19 +27,11 @@ LINES, IN_SETS, IN_PAGES = 0, 1, 2
 
 
 class Places(NamedTuple):
-    """Memory layout of buffers.
-
-    Attributes
-    ----------
-    size : elements per dimension after compaction, in the places of Tables.buffer_size
-    count : dimensions of each buffer that all its accesses index
-    fixed : number of outermost loops around all accesses of a buffer that the program allocates: each of their
-        iterations finds it at the same place; 0 for arguments
-    """
+    """Memory layout of buffers."""
 
     size: Any
     count: Any
-    fixed: Any
+    fixed: Any  # iterations finds it at the same place; 0 for arguments
 
 
 @PARTS.part
@@ -90,24 +82,13 @@ def places(t: Tables) -> Places:
 
 
 class Moves(NamedTuple):
-    """How the accesses of one leaf move: the n loops of its path, innermost first.
-
-    Attributes
-    ----------
-    extent, trips : extents of the loops; iterations of the innermost 0, 1, ... n
-    width : bytes of an element, for each access
-    step : bytes that one iteration of a loop moves an access, forwards or back; 0 where it stays: access * n + loop
-    split : divisions that the index needs because the loop crosses rows of the buffer at odd places, in sixths of a
-        division by a number that is no power of two: 6 or, by a shift, 2 for each dimension
-    size : bytes of the whole buffer
-    levels : lines, sets and pages that the innermost i loops touch: (access * (n + 1) + i) * 3
-    """
+    """How the accesses of one leaf move: the n loops of its path, innermost first."""
 
     extent: Any
     trips: Any
     width: Any
     step: Any
-    split: Any
+    split: Any  # division by a number that is no power of two: 6 or, by a shift, 2 for each dimension
     size: Any
     levels: Any
 

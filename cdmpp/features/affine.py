@@ -55,27 +55,18 @@ _NO_CROSSINGS: Mapping[int, Crossing] = {}
 
 @dataclass(slots=True)
 class AffineRange:
-    """Interval and per-loop steps of an integer expression.
+    """Interval and per-loop steps of an integer expression."""
 
-    Attributes
-    ----------
-    low, high
-        Smallest and largest value while the loops run.
-    steps
-        Loop (by its position in the program's loop table) -> change per iteration. A key's presence
-        means that the expression depends on that loop, whatever the extents.
-    indirect
-        The expression loads from memory: its values are not known before the run.
-    crossings
-        Loops of a concrete program in a quotient or remainder, and when they cross a multiple of its divisor.
-        ``v`` in ``(64 * o + v) % 48`` does after 16 iterations, as multiples of 16 come before them; in
-        ``(96 * o + v) % 48`` it starts at 0 and does after 48.
-    """
-
+    # Smallest and largest value while the loops run.
     low: Num
     high: Num
+    # Loop (by its position in the program's loop table) -> change per iteration. A key's presence means that the
+    # expression depends on that loop, whatever the extents.
     steps: dict[int, Num] = field(default_factory=dict)
-    indirect: bool = False
+    indirect: bool = False  # the expression loads from memory: its values are not known before the run
+    # Loops of a concrete program in a quotient or remainder, and when they cross a multiple of its divisor. ``v`` in
+    # ``(64 * o + v) % 48`` does after 16 iterations, as multiples of 16 come before them; in ``(96 * o + v) % 48`` it
+    # starts at 0 and does after 48.
     crossings: Mapping[int, Crossing] = field(default_factory=lambda: _NO_CROSSINGS)
 
     def is_constant(self) -> bool:

@@ -42,46 +42,27 @@ def class_features(structural_class: str) -> ClassFeatures:
 
 
 class ClassFeatures:
-    """Features of the shapes of one structural class. Safe to share between threads.
-
-    Parameters
-    ----------
-    structural_class : str
-    """
+    """Features of the shapes of one structural class. Safe to share between threads."""
 
     def __init__(self, structural_class: str) -> None:
         self._nodes, self._root = template(structural_class)
-        self._walks: tuple[_Walk, ...] = ()
+        self._walks: tuple[_ClassWalk, ...] = ()
 
     def compute(self, sizes: Mapping[str, Array], count: int) -> tuple[Array, Array, Array]:
-        """Leaf vectors (count, leaves, WIDTH), totals (count, len(PROGRAM_COLUMNS)) and positions (leaves,).
-
-        Parameters
-        ----------
-        sizes : mapping of str to (count,) int64
-        count : int
-        """
+        """Leaf vectors (count, leaves, WIDTH), totals (count, len(PROGRAM_COLUMNS)) and positions (leaves,)."""
         for walk in self._walks:
             features = walk.repeat(sizes, count)
             if features is not None:
                 return features
-        walk = _Walk(self._nodes, self._root, sizes)
+        walk = _ClassWalk(self._nodes, self._root, sizes)
         features = walk.repeat(sizes, count)
         assert features is not None
         self._walks = (walk, *self._walks[: _MOST_TAPES - 1])
         return features
 
 
-class _Walk:
-    """Operations of one walk of a template.
-
-    Parameters
-    ----------
-    nodes, root
-        The template.
-    sizes : mapping of str to int64 array
-        Sizes of the walk, with the outcomes of its comparisons.
-    """
+class _ClassWalk:
+    """Operations of one walk of a template; ``sizes`` are those of the walk, with the outcomes of its comparisons."""
 
     def __init__(self, nodes: Nodes, root: int, sizes: Mapping[str, Array]) -> None:
         tape = Tape(sizes)
@@ -132,12 +113,8 @@ class _Walk:
 def totals(matrix: Array, moved: Num, outputs: Num) -> Array:
     """Whole-program quantities.
 
-    Parameters
-    ----------
-    matrix : (programs, leaves, columns)
-        Leaf vectors.
-    moved, outputs
-        :func:`argument_bytes` and :func:`output_elements`.
+    ``matrix``: leaf vectors.
+    ``moved``, ``outputs``: :func:`argument_bytes` and :func:`output_elements`.
     """
     flops = np.exp2(matrix[:, :, COLUMN["flops"]].astype(np.float64)) - 1
     contraction = matrix[:, :, COLUMN["is_contraction"]] > 0
@@ -191,13 +168,8 @@ def useful_flops(operator: str, s: Mapping[str, Any], structure: str = "") -> Ar
     A causal mask halves attention; a backward convolution's loop nest multiplies zeros; tiles of experts have
     rows of padding; scales of blocks are multiplied as often as elements. None: as many as the loop nest counts.
 
-    Parameters
-    ----------
-    operator : str
-    s : mapping
-        Integer fields and derived sizes.
-    structure : str
-        Structural class: ``scaling``, ``gated`` and the like.
+    ``s``: integer fields and derived sizes.
+    ``structure``: structural class: ``scaling``, ``gated`` and the like.
     """
     if operator == "conv2d":
         oh, ow = output_hw(s)

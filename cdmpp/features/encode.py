@@ -48,34 +48,19 @@ _ONE_BY_ONE = 2
 
 @dataclass(frozen=True)
 class EncodedPrograms:
-    """Features of programs that share one leaf count.
-
-    Attributes
-    ----------
-    leaves : float32, (programs, leaves, WIDTH), or with the schedule's columns behind them
-    positions : int32, (leaves,) or (programs, leaves)
-    totals : float64, (programs, len(PROGRAM_COLUMNS))
-        ``flops``: floating-point operations that the result needs (masked and zero-multiplied work left
-        out where the operator is known); ``bytes``: distinct bytes of the arguments read and written;
-        ``matrix``: 1 when most of the work is a contraction; ``work_fraction``: flops over the flops
-        of the loop nest; ``output_elements``; ``parallel_blocks``: blocks of a GPU schedule, else 0.
-    dtype : str
-        Element type of the first argument.
-    family : str
-        ``gemm``, ``conv``, ``attention``, ``vector`` or ``tir`` (a program given as TIR).
-    structure : str
-        Structural class of operators (:mod:`cdmpp.programs.templates`); "" where there is none.
-    sizes : int64, (programs, size names of the operator), optional
-        Sizes of operators; with the structure they give the features of another element type.
-    """
+    """Features of programs that share one leaf count."""
 
     leaves: Array
     positions: Array
+    # ``flops``: floating-point operations that the result needs (masked and zero-multiplied work left out where the
+    # operator is known); ``bytes``: distinct bytes of the arguments read and written; ``matrix``: 1 when most of the
+    # work is a contraction; ``work_fraction``: flops over the flops of the loop nest; ``output_elements``;
+    # ``parallel_blocks``: blocks of a GPU schedule, else 0.
     totals: Array
-    dtype: str
-    family: str
-    structure: str = ""
-    sizes: Array | None = None
+    dtype: str  # element type of the first argument
+    family: str  # ``gemm``, ``conv``, ``attention``, ``vector`` or ``tir`` (a program given as TIR)
+    structure: str = ""  # structural class of operators (:mod:`cdmpp.programs.templates`); "" where there is none
+    sizes: Array | None = None  # sizes of operators; with the structure they give the features of another element type
 
     def __len__(self) -> int:
         return len(self.leaves)
@@ -128,18 +113,9 @@ _size_names = lru_cache(maxsize=None)(size_names)
 def encode_tvm_json(text: str | bytes, function: str | None = None, *, schedule: bool = False) -> EncodedPrograms:
     """Features of one program given as TVM JSON.
 
-    Parameters
-    ----------
-    text : str or bytes
-    function : str, optional
-        Which PrimFunc, when the module has several.
-    schedule : bool
-        With the columns of :mod:`cdmpp.features.schedule` behind each leaf's own.
-
-    Raises
-    ------
-    InvalidProgramError
-        The program cannot be encoded; the message gives the reason.
+    ``function``: which PrimFunc, when the module has several.
+    ``schedule``: with the columns of :mod:`cdmpp.features.schedule` behind each leaf's own.
+    Raises InvalidProgramError: the program cannot be encoded; the message gives the reason.
     """
     walk = recorded_ast if schedule else build_ast
     return encode_ast(walk(*load(text), function=function), schedule=schedule)
@@ -148,10 +124,7 @@ def encode_tvm_json(text: str | bytes, function: str | None = None, *, schedule:
 def encode_ast(ast: CompactAST, *, schedule: bool = False) -> EncodedPrograms:
     """Features of one concrete compact AST.
 
-    Raises
-    ------
-    InvalidProgramError
-        Its sizes overflow, or an element type is not one.
+    Raises InvalidProgramError: its sizes overflow, or an element type is not one.
     """
     return encode_asts([ast], schedule=schedule)[0]
 
@@ -159,10 +132,7 @@ def encode_ast(ast: CompactAST, *, schedule: bool = False) -> EncodedPrograms:
 def encode_asts(asts: Sequence[CompactAST], *, schedule: bool = False) -> list[EncodedPrograms]:
     """Features of concrete compact ASTs, each as :func:`encode_ast` gives it.
 
-    Raises
-    ------
-    InvalidProgramError
-        Sizes of one overflow, or an element type is not one.
+    Raises InvalidProgramError: sizes of one overflow, or an element type is not one.
     """
     try:
         encoded = []
@@ -200,15 +170,8 @@ def encode_operators(specs: Sequence[OperatorSpec]) -> list[EncodedPrograms | In
     Specifications that share a lowered structure are encoded together: a thousand shapes of one operator take
     little longer than one.
 
-    Returns
-    -------
-    list, in the order of ``specs``
-        An error in place of features that are not finite.
-
-    Raises
-    ------
-    UnsupportedOperatorError
-        An operator does not exist for its element type.
+    An error stands in place of features that are not finite.
+    Raises UnsupportedOperatorError: an operator does not exist for its element type.
     """
     classes: dict[str, list[int]] = {}
     for position, spec in enumerate(specs):
@@ -241,21 +204,10 @@ def overflow(name: str) -> InvalidProgramError:
 def encode_shapes(
     operator: str, dtype: str, fixed: Mapping[str, Any], sizes: Mapping[str, Array]
 ) -> Iterator[tuple[Array, EncodedPrograms]]:
-    """Features of many shapes of one operator, as arrays.
+    """Features of many shapes of one operator: for each structural class which shapes (indices), and their features.
 
-    Parameters
-    ----------
-    operator, dtype
-        As in the specification.
-    fixed : mapping
-        The structural fields (``bias``, ``direction``, ...).
-    sizes : mapping of str to int64 array
-        Every integer field, one element per shape; already checked.
-
-    Yields
-    ------
-    rows, features
-        Which shapes (indices), and their features; one item per structural class.
+    ``fixed``: the structural fields (``bias``, ``direction``, ...). ``sizes``: every integer field, one element per
+    shape; already checked.
     """
     # A structural field may be a size too: the number of inputs of a concatenation.
     whole = {name: value for name, value in fixed.items() if isinstance(value, int) and not isinstance(value, bool)}
@@ -282,10 +234,7 @@ def encode_as(structure: str, dtype: str, sizes: Array) -> EncodedPrograms:
 
     Narrower types of weights and caches, and scales, are left out.
 
-    Raises
-    ------
-    UnsupportedOperatorError
-        There is no such structural class.
+    Raises UnsupportedOperatorError: there is no such structural class.
     """
     operator, _, *flags = structure.split(":")
     flags = [flag for flag in flags if flag.partition("=")[0] not in NARROW_FIELDS]
@@ -306,25 +255,14 @@ class EncodedProgram:
 
     Texts of programs that nobody vouches for are parsed in a process of their own; this is what comes back.
     The features are trusted as they are.
-
-    Attributes
-    ----------
-    name : str
-        For people, as a TensorProgram's.
-    hash : str
-        The TensorProgram's structural hash: answers are remembered by it.
-    backend : {"library", "tvm"}
-    operator : str
-        The operator's name; "tir" for a program given as TIR.
-    features : EncodedPrograms of one row
-        Of TIR with the schedule's columns (:mod:`cdmpp.features.schedule`); a network that does not read them
-        leaves them out.
     """
 
-    name: str
-    hash: str
+    name: str  # for people, as a TensorProgram's
+    hash: str  # the TensorProgram's structural hash: answers are remembered by it
     backend: Backend
-    operator: str
+    operator: str  # the operator's name; "tir" for a program given as TIR
+    # Of TIR with the schedule's columns (:mod:`cdmpp.features.schedule`); a network that does not read them leaves them
+    # out.
     features: EncodedPrograms
 
     def __post_init__(self) -> None:
@@ -359,17 +297,9 @@ COMPILE_FROM, AT_ONCE = 32, 512
 def encode_many(programs: Sequence[Source], *, schedule: bool = False) -> list[EncodedPrograms | InvalidProgramError]:
     """Features of programs, each exactly as :func:`~cdmpp.features.encode.encode_tvm_json` gives it.
 
-    Parameters
-    ----------
-    programs : sequence of str, bytes, (nodes, root) or CompactAST
-        Of one PrimFunc each.
-    schedule : bool
-        With the columns of :mod:`cdmpp.features.schedule` behind each leaf's own.
-
-    Returns
-    -------
-    list, in the order of ``programs``
-        An error in place of a program that cannot be encoded.
+    ``programs``: of one PrimFunc each.
+    ``schedule``: with the columns of :mod:`cdmpp.features.schedule` behind each leaf's own.
+    An error stands in place of a program that cannot be encoded.
     """
     if schedule and len(programs) >= COMPILE_FROM:
         PARTS.compile()
@@ -413,11 +343,7 @@ _DTYPES = {4: "float32", 2: "float16 (or bfloat16)"}
 def unbound(leaves: Array, padding: Array | None = None) -> Array:
     """Programs with a store outside of any thread binding, (programs,) bool.
 
-    Parameters
-    ----------
-    leaves : (programs, leaves, columns)
-    padding : (programs, leaves) bool, optional
-        Leaves that are not the program's.
+    ``padding``: leaves that are not the program's.
     """
     loose = leaves[:, :, COLUMN["is_gpu"]] == 0
     return np.asarray((loose if padding is None else loose & ~padding).any(axis=1))

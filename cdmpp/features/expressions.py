@@ -75,14 +75,8 @@ MAX_STEPS = 200_000
 
 
 class Expressions:
-    """Reads expression nodes; ``env`` maps a variable's node index to its value.
-
-    Parameters
-    ----------
-    nodes : Nodes
-    bindings : mapping
-        Values of the symbolic sizes by name.
-    """
+    """Reads expression nodes; ``env`` maps a variable's node index to its value, ``bindings`` a symbolic size's
+    name."""
 
     def __init__(self, nodes: Nodes, bindings: Mapping[str, Num]) -> None:
         self.nodes = nodes

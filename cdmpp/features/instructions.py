@@ -94,18 +94,7 @@ CODE_FLAGS = (
 
 
 class Code(NamedTuple):
-    """What the compiler makes of a leaf's loops, by their place in its path.
-
-    Attributes
-    ----------
-    body : the innermost loops that become straight code, vector loops among them
-    vector : the loop whose iterations share a vector; -1 for none
-    by_schedule : whether the schedule vectorises it
-    lanes : iterations of that loop, 1 without one
-    hoisted : iterations that compute the same again and that the compiler saves
-    inside : iterations of all loops that do not compute the same again
-    repeats, repeats_parallel : iterations of serial and of parallel loops that compute the same again
-    """
+    """What the compiler makes of a leaf's loops, by their place in its path."""
 
     body: int
     vector: int
@@ -348,16 +337,10 @@ STRAIGHT_FLAGS = ("again_in_body",)
 
 
 class Straight(NamedTuple):
-    """Loops of all programs after unrolling.
-
-    Attributes
-    ----------
-    copies : of the body of each loop in the code; 0 for a loop that is left
-    stores, accesses, calls, code : of one iteration of the loop, with what is unrolled inside; vectors count once
-        among stores and accesses and in vectors of 8 floats in ``code``
-    """
+    """Loops of all programs after unrolling."""
 
     copies: Any
+    # among stores and accesses and in vectors of 8 floats in ``code``
     stores: Any
     accesses: Any
     calls: Any

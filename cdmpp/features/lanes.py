@@ -23,18 +23,9 @@ _MOST_LANES = 64
 class Lanes:
     """Values of a statement's expressions in the lanes of warps.
 
-    Arrays have the axes (points, lanes, elements of a vector), each of which may be 1.
-
-    Parameters
-    ----------
-    recorder : Recorder
-    statement : Statement
-    threads : sequence of three int
-        Threads of a block along x, y and z.
-    own : sequence of int
-        Loops that a thread runs for the statement.
-    points : int
-        At most so many combinations of block, warp and iterations.
+    Arrays have the axes (points, lanes, elements of a vector), each of which may be 1. ``threads``: of a block along x,
+    y and z. ``own``: loops that a thread runs for the statement. ``points``: at most so many combinations of block,
+    warp and iterations.
     """
 
     def __init__(
@@ -76,18 +67,10 @@ class Lanes:
 
         The second figure is the bytes of one instruction of a lane, the third the instructions of a run.
 
-        Parameters
-        ----------
-        buffer : Buffer
-        shape : sequence of int
-            Its shape in memory, row-major.
-        indices : sequence of int
-            Nodes.
-        conditions : sequence of Condition
-            Those around the access; a vector that is not contiguous is one request per element.
-        box : sequence of int
-            Sizes of the box that the warp accesses at once, with its lowest corner at the indices; empty: an element
-            for each lane. In shared memory a request is 8 rows of 16 bytes, as of ``ldmatrix``.
+        ``shape``: of the buffer in memory, row-major. ``conditions``: those around the access; a vector that is not
+        contiguous is one request per element. ``box``: sizes of the box that the warp accesses at once, with its lowest
+        corner at the indices; empty: an element for each lane. In shared memory a request is 8 rows of 16 bytes, as of
+        ``ldmatrix``.
         """
         width = element_bytes(buffer.dtype)
         address: Array = np.zeros((1, 1, 1), dtype=np.int64)

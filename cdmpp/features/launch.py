@@ -32,28 +32,16 @@ FRAGMENTS = ("wmma", "m16n8k8", "warp")
 def launch_summary(program: TensorProgram, *, points: int = POINTS) -> list[dict[str, Any]]:
     """What each kernel of a GPU program launches and requests.
 
-    Parameters
-    ----------
-    program : TensorProgram
-        TIR with thread bindings, scheduled or lowered.
-    points : int
-        Points of blocks, warps and loops at which the addresses of a statement are evaluated.
-
-    Returns
-    -------
-    list of dict, one per kernel in launch order
-        ``blocks``, ``threads`` (of a block), ``vthreads``; ``shared_bytes`` of a block; ``local_words``: 32-bit words
-        of a thread with all its virtual threads; ``main_store_trips``: runs per thread of the store with most
-        arithmetic; ``global_load_sectors``, ``global_store_sectors``: sectors of 32 bytes of a warp over all trips;
-        ``shared_load_cycles``, ``shared_store_cycles``: cycles of a warp over all trips; ``active_lanes``: share of
-        lanes whose predicates hold, weighted by trips; ``tensor_ops``: operations of a block on tensor cores (a
-        multiply-add is two); ``async_stages``: tiles that asynchronous copies fill, the one in use among them; 0
-        without such copies. Empty for a program without thread bindings.
-
-    Raises
-    ------
-    InvalidProgramError
-        As :func:`cdmpp.features.walk.build_ast`; also for an operator, which has no schedule.
+    ``program``: TIR with thread bindings, scheduled or lowered.
+    ``points``: points of blocks, warps and loops at which the addresses of a statement are evaluated.
+    Returns ``blocks``, ``threads`` (of a block), ``vthreads``; ``shared_bytes`` of a block; ``local_words``: 32-bit
+    words of a thread with all its virtual threads; ``main_store_trips``: runs per thread of the store with most
+    arithmetic; ``global_load_sectors``, ``global_store_sectors``: sectors of 32 bytes of a warp over all trips;
+    ``shared_load_cycles``, ``shared_store_cycles``: cycles of a warp over all trips; ``active_lanes``: share of lanes
+    whose predicates hold, weighted by trips; ``tensor_ops``: operations of a block on tensor cores (a multiply-add is
+    two); ``async_stages``: tiles that asynchronous copies fill, the one in use among them; 0 without such copies. Empty
+    for a program without thread bindings.
+    Raises InvalidProgramError: as :func:`cdmpp.features.walk.build_ast`; also for an operator, which has no schedule.
     """
     if program.operator is not None:
         raise InvalidProgramError(
@@ -71,7 +59,7 @@ def kernels_of(recorder: Recorder) -> list[Kernel]:
     return [Kernel(recorder, [s for s in recorder.statements if s.kernel == n]) for n in range(recorder.kernels)]
 
 
-class Request(NamedTuple):
+class WarpRequest(NamedTuple):
     """What a statement asks of memory by one access, over all its trips."""
 
     scope: str
@@ -83,14 +71,7 @@ class Request(NamedTuple):
 
 
 class Kernel:
-    """One launch.
-
-    Parameters
-    ----------
-    recorder : Recorder
-    statements : list of Statement
-        Those of this launch, in order.
-    """
+    """One launch, with its statements in order."""
 
     def __init__(self, recorder: Recorder, statements: list[Statement]) -> None:
         self._recorder, self.statements = recorder, statements
@@ -136,7 +117,7 @@ class Kernel:
             "async_stages": self.async_stages(),
         }
 
-    def requests(self, statement: Statement, points: int) -> tuple[int, float, list[Request]]:
+    def requests(self, statement: Statement, points: int) -> tuple[int, float, list[WarpRequest]]:
         """Trips per thread, share of active lanes, and requests to global and shared memory of a statement."""
         lanes = Lanes(self._recorder, statement, self.shape, self.own(statement), points)
         store = statement.store, statement.indices, statement.conditions
@@ -149,7 +130,7 @@ class Kernel:
             count, width, vectors = lanes.transactions(buffer, shape, indices, conditions, access.box)
             runs = self.repeats(access, statement, read)
             terms = sum(len(index.steps) for index in access.indices)
-            requests.append(Request(buffer.scope, read, runs * vectors, runs * count, width, terms))
+            requests.append(WarpRequest(buffer.scope, read, runs * vectors, runs * count, width, terms))
         return self.trips(statement), lanes.active_share(), requests
 
     def held_bytes(self) -> tuple[int, int]:
@@ -321,14 +302,7 @@ class Kernel:
 
 
 class _Ranges(Expressions):
-    """Ranges of indices where some loops are fixed and the others run.
-
-    Parameters
-    ----------
-    recorder : Recorder
-    at : dict of int to int
-        Iteration of each fixed loop.
-    """
+    """Ranges of indices where some loops are fixed, at the iterations ``at``, and the others run."""
 
     def __init__(self, recorder: Recorder, at: dict[int, int]) -> None:
         super().__init__(recorder.nodes, recorder.bindings)

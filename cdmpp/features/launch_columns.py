@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.features.ast import OPERATIONS, CompactAST
-from cdmpp.features.launch import Kernel, Request, kernels_of
+from cdmpp.features.launch import Kernel, WarpRequest, kernels_of
 from cdmpp.features.launch_schema import GPU_FLAGS, GPU_WIDTH, SECTOR_BYTES, WARP
 from cdmpp.features.leaf import element_bytes
 from cdmpp.features.statements import BLOCKS, THREADS, Recorder, Statement
@@ -49,18 +49,10 @@ def recorded_ast(nodes: Nodes, root: int, function: str | None = None) -> Compac
 def launch_columns(recorder: Recorder, points: int = POINTS) -> Array:
     """Columns of the leaves of a program.
 
-    Parameters
-    ----------
-    recorder : Recorder
-        After its walk.
-    points : int
-        As in :func:`cdmpp.features.launch.launch_summary`.
-
-    Returns
-    -------
-    ndarray of float32, (leaves, GPU_WIDTH)
-        Magnitudes as log2(1 + x), shares as they are; columns named by
-        :data:`cdmpp.features.launch_schema.GPU_COLUMNS`.
+    ``recorder``: after its walk.
+    ``points``: as in :func:`cdmpp.features.launch.launch_summary`.
+    Returns (leaves, GPU_WIDTH): magnitudes as log2(1 + x), shares as they are; columns named by
+    :data:`cdmpp.features.launch_schema.GPU_COLUMNS`.
     """
     out = np.zeros((len(recorder.ast.leaves), GPU_WIDTH))
     row = {id(leaf): i for i, leaf in enumerate(recorder.ast.leaves)}
@@ -143,17 +135,17 @@ def _unrolled(kernel: Kernel, own: Sequence[int], limit: int) -> set[int]:
     return chosen
 
 
-def _loop_steps(kernel: Kernel, own: Sequence[int], unrolled: set[int]) -> float:
+def _loop_steps(kernel: Kernel, loops: Sequence[int], unrolled: set[int]) -> float:
     """Iterations of loops that are not unrolled."""
     total, outside = 0.0, 1.0
-    for p in own:
+    for p in loops:
         if p not in unrolled and kernel.loops[p].extent != 1:
             outside *= float(kernel.loops[p].extent)
             total += outside
     return total
 
 
-def _footprint(statement: Statement, requests: Sequence[Request], kernel: Kernel) -> float:
+def _footprint(statement: Statement, requests: Sequence[WarpRequest], kernel: Kernel) -> float:
     """Bytes of the global buffers that a statement reads, at most what all its warps request."""
     buffers = {id(a.buffer): a.buffer for a, _, reads in statement.accesses() if reads and a.buffer.scope == "global"}
     whole = sum(math.prod(float(n) for n in b.shape) * element_bytes(b.dtype) for b in buffers.values())

@@ -39,10 +39,7 @@ _INT_FLOPS = {"int_add": 1, "int_mul": 1, "int_compare": 1, "int_div": 1}
 def element_bytes(dtype: str) -> float:
     """Bytes of one element: half a byte for types of 4 bits, else at least one; vector types count all lanes.
 
-    Raises
-    ------
-    InvalidProgramError
-        Not the name of a type.
+    Raises InvalidProgramError: not the name of a type.
     """
     match = _DTYPE.fullmatch(dtype)
     if match is None:
@@ -260,16 +257,8 @@ def _alignment(extent: Num) -> Num:
 def ast_matrix(ast: CompactAST, count: int | None = None) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Scaled leaf vectors of a program or of a structural class.
 
-    Parameters
-    ----------
-    ast : CompactAST
-    count : int, optional
-        Number of shapes when the AST was built with arrays; None for one concrete program.
-
-    Returns
-    -------
-    ndarray of float32, (leaves, WIDTH) or (count, leaves, WIDTH)
-        Magnitudes as sign(x) * log2(1 + |x|), flags as they are.
+    ``count``: number of shapes when the AST was built with arrays; None for one concrete program.
+    Returns (leaves, WIDTH): magnitudes as sign(x) * log2(1 + |x|), flags as they are.
     """
     if count is None:
         raw = np.array([leaf_values(ast, leaf) for leaf in ast.leaves], dtype=np.float64)[:, :, None]

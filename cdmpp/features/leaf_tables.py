@@ -46,23 +46,7 @@ _ARITHMETIC = tuple(
 
 
 class Tables(NamedTuple):
-    """Numbers of programs, float64 or int64, one dimension each.
-
-    Attributes
-    ----------
-    program_at : first leaf of each program, and the number of leaves
-    loop_at : first loop of each program, and the number of loops
-    loop_extent, loop_kind, loop_step : of each loop; the step is its own ``auto_unroll_max_step``
-    leaf_numbers : :data:`LEAF_NUMBERS` numbers for each leaf
-    path_at, path_loop, path_reduces, path_needed
-        Loops of each leaf of more than one iteration, innermost first; whether the leaf sums over the loop; whether
-        anything in it depends on the loop.
-    access_at, access_buffer, access_width : of each leaf, its store first; bytes of an element
-    index_at, index_indirect : of each access, the first dimension first
-    step_at, step_loop, step_value : of each index; the loop by its place in the leaf's path
-    step_crosses, step_static, step_shifts : of each step, its :attr:`AffineRange.crossings`; inf for never
-    buffer_at, buffer_size, buffer_inside : declared sizes; whether the program allocates it
-    """
+    """Numbers of programs, float64 or int64, one dimension each."""
 
     program_at: Any
     loop_at: Any
@@ -70,6 +54,8 @@ class Tables(NamedTuple):
     loop_kind: Any
     loop_step: Any
     leaf_numbers: Any
+    # Loops of each leaf of more than one iteration, innermost first; whether the leaf sums over the loop; whether
+    # anything in it depends on the loop.
     path_at: Any
     path_loop: Any
     path_reduces: Any

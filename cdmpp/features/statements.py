@@ -27,7 +27,7 @@ Condition = tuple[int, bool]
 Pipeline = tuple[list[int], list[int], list[int]]
 
 
-class Load(NamedTuple):
+class BufferLoad(NamedTuple):
     """A load: its access, the nodes of its indices, and the conditions around it."""
 
     access: Access
@@ -47,7 +47,7 @@ class Statement:
     path: tuple[int, ...]
     store: Access
     indices: list[int]
-    loads: list[Load]
+    loads: list[BufferLoad]
     conditions: tuple[Condition, ...]
     kernel: int
     vthreads: frozenset[int] = frozenset()
@@ -185,7 +185,7 @@ class Recorder(Walker):
     def store(self, data: dict[str, Any]) -> None:
         """BufferStore."""
         super().store(data)
-        loads: list[Load] = []
+        loads: list[BufferLoad] = []
         # Where a coefficient is 0 nothing is computed.
         before = self._conditions
         self._conditions = (*before, *((node, True) for node in self.coefficients))
@@ -198,7 +198,7 @@ class Recorder(Walker):
         self._conditions = before
 
     def _record(
-        self, path: tuple[int, ...], store: Access, indices: list[int], loads: list[Load], tensor_ops: int = 0
+        self, path: tuple[int, ...], store: Access, indices: list[int], loads: list[BufferLoad], tensor_ops: int = 0
     ) -> None:
         leaf, conditions, kernel = self.ast.leaves[-1], self._conditions, self.kernels - 1 if self._inside else -1
         more = frozenset[int](), tensor_ops, self._place, self._staged
@@ -226,11 +226,11 @@ class Recorder(Walker):
         written, *_ = (self._corner(i) for i in self.array(self._regions[0]))
         store, *accesses = (Access(r.buffer, r.corner, box=tuple(int(e) for e in r.extents)) for r in (write, *reads))
         corners = (self._corner(i) for i in self.array(self._regions[1]))
-        loads = [Load(access, at, self._conditions) for access, at in zip(accesses, corners, strict=True)]
+        loads = [BufferLoad(access, at, self._conditions) for access, at in zip(accesses, corners, strict=True)]
         trips = math.prod(int(self.ast.loops[p].extent) for p in leaf.path[len(path) :])
         self._record(path, store, written, loads, 2 * trips if any(leaf.counts) else 0)
 
-    def _collect(self, index: int, conditions: tuple[Condition, ...], loads: list[Load]) -> None:
+    def _collect(self, index: int, conditions: tuple[Condition, ...], loads: list[BufferLoad]) -> None:
         """Loads of a stored value, each address once, under the conditions of ``if_then_else``."""
         stack = [(index, conditions)]
         seen: set[tuple[int, ...]] = set()
@@ -247,7 +247,7 @@ class Recorder(Walker):
                     seen.add(key)
                     indices = self._whole(data["source"], indices)
                     access = Access(self.buffer(data["source"]), [self.expression(i) for i in indices])
-                    loads.append(Load(access, indices, held))
+                    loads.append(BufferLoad(access, indices, held))
             elif kind == "Call":
                 arguments = self.array(data["args"])
                 if self.call_name(data).endswith("if_then_else"):
@@ -262,7 +262,7 @@ class Recorder(Walker):
 
     def loops_of(self, index: int) -> frozenset[int]:
         """Loops whose variables an expression has."""
-        found: set[int] = set()
+        loops: set[int] = set()
         stack, seen = [index], set[int]()
         while stack:
             item = stack.pop()
@@ -270,12 +270,12 @@ class Recorder(Walker):
                 continue
             seen.add(item)
             if item in self.loop_of:
-                found.add(self.loop_of[item][0])
+                loops.add(self.loop_of[item][0])
             elif item in self.value_of:
                 stack.append(self.value_of[item])
             else:
                 stack += operands(self, item)
-        return frozenset(found)
+        return frozenset(loops)
 
 
 def operands(expressions: Expressions, index: int) -> list[int]:

@@ -19,15 +19,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Traced(NDArrayOperatorsMixin):
-    """An array of one value per shape, whose operations are recorded.
-
-    Parameters
-    ----------
-    tape : Tape
-    place : int
-        Its place among the tape's values.
-    value : array
-    """
+    """An array of one value per shape, whose operations are recorded; ``place``: among the tape's values."""
 
     __slots__ = ("place", "tape", "value")
 
@@ -89,17 +81,8 @@ _OF_NUMBERS: dict[Callable[..., Any], Callable[..., Any]] = {
 
 
 class Tape:
-    """Operations on the arrays of ``sizes``, in the order in which they were made.
-
-    Parameters
-    ----------
-    sizes : mapping of str to int64 array, all of one length
-
-    Attributes
-    ----------
-    traced : dict of str to Traced
-        The sizes, to compute with.
-    """
+    """Operations on the arrays of ``sizes``, in the order in which they were made; ``traced`` has the sizes to
+    compute with."""
 
     def __init__(self, sizes: Mapping[str, Array]) -> None:
         self._names = tuple(sizes)

@@ -35,23 +35,10 @@ def read(
 ) -> tuple[dict[str, Array], dict[str, str]]:
     """Read what :func:`write` wrote.
 
-    Parameters
-    ----------
-    body : bytes
-    layout : Layout
-        Exactly the tensors that must be there.
-    optional : collection of str
-        Names of those that may be missing.
-
-    Returns
-    -------
-    tensors, metadata
-        The arrays may share the memory of what was read and are not written to.
-
-    Raises
-    ------
-    DataError
-        Not safetensors, or a tensor is missing, unknown, of another type or shape.
+    ``layout``: exactly the tensors that must be there.
+    ``optional``: names of those that may be missing.
+    The arrays may share the memory of what was read and are not written to.
+    Raises DataError: not safetensors, or a tensor is missing, unknown, of another type or shape.
     """
     body = bytes(body)
     metadata = _metadata(body)

@@ -54,18 +54,10 @@ class Nest:
 
 
 def loop_nest(name: str, write: Region, reads: list[Region], first_loop: int) -> Nest:
-    """Loops and accesses of one evaluation of an intrinsic.
+    """Loops and accesses of one evaluation of an intrinsic, whose name says whether it multiplies.
 
-    Parameters
-    ----------
-    name : str
-        Of the intrinsic: whether it multiplies.
-    write : Region
-        What it writes.
-    reads : list of Region
-        What it reads; the written buffer among them where it accumulates.
-    first_loop : int
-        Number of the program's loops so far: the new ones count on from here.
+    ``reads``: what it reads; the written buffer among them where it accumulates. ``first_loop``: number of the
+    program's loops so far: the new ones count on from here.
     """
     others = [r for r in reads if r.buffer is not write.buffer]
     if any(mark in name for mark in _CONTRACTS) and len(others) >= 2:
@@ -138,21 +130,12 @@ _WAITS = ("wait", "commit", "barrier", "fence")
 def build_ast(
     nodes: Nodes, root: int, *, function: str | None = None, bindings: Mapping[str, Num] | None = None
 ) -> CompactAST:
-    """Build the compact AST of one PrimFunc.
+    """Build the compact AST of one PrimFunc, from the result of :func:`cdmpp.programs.tvm_json.load`.
 
-    Parameters
-    ----------
-    nodes, root
-        As :func:`cdmpp.programs.tvm_json.load` returns them.
-    function : str, optional
-        Which PrimFunc, when the module has several.
-    bindings : mapping, optional
-        Values of the symbolic sizes by name (integers, or int64 arrays with one element per shape).
-
-    Raises
-    ------
-    InvalidProgramError
-        No (or several) PrimFunc, a symbolic size without a value, a while loop, broken references.
+    ``function``: which PrimFunc, when the module has several. ``bindings``: values of the symbolic sizes by name
+    (integers, or int64 arrays with one element per shape).
+    Raises InvalidProgramError: no (or several) PrimFunc, a symbolic size without a value, a while loop, broken
+    references.
     """
     return Walker(nodes, bindings or {}).build(root, function)
 

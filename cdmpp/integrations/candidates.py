@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any, Protocol, cast
@@ -23,6 +21,7 @@ from cdmpp.integrations.object_walk import build_asts
 from cdmpp.integrations.online import summary
 from cdmpp.predict.bulk import FeatureAnswers, FeatureQueries
 from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.simulate.replay.records import paused_collector
 
 logger = logging.getLogger(__name__)
 
@@ -32,21 +31,11 @@ KEPT = 6_000
 
 @dataclass(slots=True)
 class Candidate:
-    """A distinct program of a search.
+    """A distinct program of a search."""
 
-    Attributes
-    ----------
-    features : EncodedPrograms of one row
-        With the schedule's columns.
-    summary : float64, (columns,)
-        Of :func:`cdmpp.integrations.online.summary`.
-    log_s : float
-        Log of the seconds that the network predicts; NaN before the first prediction.
-    """
-
-    features: EncodedPrograms
-    summary: np.ndarray[Any, np.dtype[np.float64]]
-    log_s: float = float("nan")
+    features: EncodedPrograms  # with the schedule's columns
+    summary: np.ndarray[Any, np.dtype[np.float64]]  # of :func:`cdmpp.integrations.online.summary`
+    log_s: float = float("nan")  # log of the seconds that the network predicts; NaN before the first prediction
 
 
 class CandidateEncoder:
@@ -66,15 +55,11 @@ class CandidateEncoder:
     def encode(self, modules: Sequence[Any], target: str = "") -> list[Candidate | None]:
         """Return the candidate of each module; None if it cannot be encoded.
 
-        Parameters
-        ----------
-        modules : sequence of IRModule with one PrimFunc each
-        target : str
-            Target of the programs; predictions of one program for several targets differ.
+        ``target``: target of the programs; predictions of one program for several targets differ.
         """
         keys: list[tuple[str, int] | None] = []
         missing: dict[tuple[str, int], Any] = {}
-        with _no_collection():
+        with paused_collector():
             for module in modules:
                 try:
                     function = prim_func(module)
@@ -111,10 +96,7 @@ class CandidateEncoder:
 def prim_func(module: Any) -> Any:
     """Return the only PrimFunc of a candidate's module.
 
-    Raises
-    ------
-    InvalidProgramError
-        The module has several PrimFuncs, or none.
+    Raises InvalidProgramError: the module has several PrimFuncs, or none.
     """
     functions = [f for _, f in module.functions_items() if isinstance(f, tvm.tirx.PrimFunc)]
     if len(functions) != 1:
@@ -122,18 +104,6 @@ def prim_func(module: Any) -> Any:
             f"a candidate's module has {len(functions)} PrimFuncs", hint="tune one function at a time"
         )
     return functions[0]
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Disable cyclic garbage collection, which would scan the programs' nodes repeatedly and find nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class BulkPredictor(Protocol):
@@ -150,12 +120,8 @@ class BulkPredictor(Protocol):
 def predictor_of(model: Any, api_key: str | None = None) -> BulkPredictor:
     """Return the predictor of ``model``: None (the model in the package), a folder, a URL, or a predictor.
 
-    Raises
-    ------
-    ArtifactError
-        The folder has no model.
-    DataError
-        ``model`` is none of these.
+    Raises ArtifactError: the folder has no model.
+    Raises DataError: ``model`` is none of these.
     """
     if model is None:
         return LatencyPredictor.load()
@@ -176,15 +142,8 @@ def predictor_of(model: Any, api_key: str | None = None) -> BulkPredictor:
 def host_of(target: str) -> DeviceSpec:
     """Return this machine's CPU with the threads and the instruction set of a search's target.
 
-    Parameters
-    ----------
-    target : str
-        TVM target as JSON; ``num-cores`` gives the threads.
-
-    Raises
-    ------
-    InvalidDeviceError
-        The target is not this machine's CPU: name the device.
+    ``target``: TVM target as JSON; ``num-cores`` gives the threads.
+    Raises InvalidDeviceError: the target is not this machine's CPU: name the device.
     """
     try:
         return configurations((target,))[0].device

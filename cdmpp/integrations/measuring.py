@@ -34,22 +34,11 @@ Statistic = Literal["median", "least"]
 
 @dataclass(frozen=True)
 class Trial:
-    """One measured program of a search.
+    """One measured program of a search."""
 
-    Attributes
-    ----------
-    hash : str
-        Structural hash of the scheduled PrimFunc.
-    latency_s : float or None
-        None if it failed.
-    cost_s : float
-        Wall-clock seconds of building, loading and timing, possibly in an earlier search.
-    failure : str
-    """
-
-    hash: str
-    latency_s: float | None
-    cost_s: float
+    hash: str  # structural hash of the scheduled PrimFunc
+    latency_s: float | None  # None if it failed
+    cost_s: float  # wall-clock seconds of building, loading and timing, possibly in an earlier search
     failure: str = ""
 
 

@@ -122,16 +122,8 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
     def predict(self, context: Any, candidates: Sequence[Any]) -> Array:
         """Return scores of candidates: higher is faster.
 
-        Parameters
-        ----------
-        context : TuneContext
-        candidates : sequence of MeasureCandidate, length n
-
-        Returns
-        -------
-        ndarray of float64, (n,)
-            Best predicted seconds of the task's first batch, divided by the candidate's: about 1 for the best,
-            above 1 for a candidate that is faster than that batch, 0 if it cannot be encoded.
+        Returns (n,): best predicted seconds of the task's first batch, divided by the candidate's: about 1 for the
+        best, above 1 for a candidate that is faster than that batch, 0 if it cannot be encoded.
         """
         scores = np.zeros(len(candidates))
         encoded = self._encode(context, candidates)
@@ -152,14 +144,7 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
         return scores
 
     def update(self, context: Any, candidates: Sequence[Any], results: Sequence[Any]) -> None:
-        """Learn from run results, unless frozen; failed runs are learned as slow.
-
-        Parameters
-        ----------
-        context : TuneContext
-        candidates : sequence of MeasureCandidate
-        results : sequence of RunnerResult, of the same length
-        """
+        """Learn from run results, unless frozen; failed runs are learned as slow."""
         if self._update == "frozen":
             return
         pairs = [
@@ -181,13 +166,7 @@ class CdmppCostModel(ms.cost_model.PyCostModel):  # type: ignore[misc]
         write_state(path, self._online, self._reference, self.model_id)
 
     def load(self, path: str) -> None:
-        """Read a file of :meth:`save`.
-
-        Raises
-        ------
-        ArtifactError
-            The file is damaged, or belongs to another model.
-        """
+        """Read a file of :meth:`save`. Raises ArtifactError: the file is damaged, or belongs to another model."""
         online, reference, model_id = read_state(path)
         if model_id != self.model_id:
             raise ArtifactError(

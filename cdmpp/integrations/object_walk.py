@@ -144,14 +144,7 @@ _keys, _readers = _Keys(), _Readers()
 def build_asts(functions: Sequence[Any]) -> list[CompactAST | InvalidProgramError]:
     """Compact ASTs of PrimFuncs, each as :func:`cdmpp.features.walk.build_ast` gives it for the function's JSON.
 
-    Parameters
-    ----------
-    functions : sequence of tvm.tirx.PrimFunc
-
-    Returns
-    -------
-    list, in the order of ``functions``
-        An error in place of a program that cannot be encoded.
+    An error stands in place of a program that cannot be encoded.
     """
     nodes = ObjectNodes()
     asts: list[CompactAST | InvalidProgramError] = []

@@ -70,9 +70,9 @@ class Scales(NamedTuple):
     noise: float
 
 
-def matern(one: Array, other: Array, length: float) -> Array:
+def matern(left: Array, other: Array, length: float) -> Array:
     """Correlation (Matern 5/2) of the rows of two summaries, (rows of one, rows of other)."""
-    return _matern(_gaps(one, other), length)
+    return _matern(_gaps(left, other), length)
 
 
 @dataclass
@@ -175,9 +175,9 @@ def _matern(gap: Array, length: float) -> Array:
     return np.asarray((1 + r + r * r / 3) * np.exp(-r))
 
 
-def _gaps(one: Array, other: Array) -> Array:
+def _gaps(left: Array, other: Array) -> Array:
     """Distances between rows."""
-    square = (one**2).sum(axis=1)[:, None] + (other**2).sum(axis=1)[None, :] - 2 * one @ other.T
+    square = (left**2).sum(axis=1)[:, None] + (other**2).sum(axis=1)[None, :] - 2 * left @ other.T
     return np.asarray(np.sqrt(np.maximum(square, 0.0)))
 
 
@@ -186,14 +186,8 @@ def write_state(
 ) -> None:
     """Write the learned state of tasks as safetensors; the file is replaced atomically.
 
-    Parameters
-    ----------
-    path : path
-    online : mapping of task to OnlineResiduals
-    reference : mapping of task to float
-        Reference of the task's scores, in log seconds.
-    model_id : str
-        Id of the base model.
+    ``reference``: reference of the task's scores, in log seconds.
+    ``model_id``: id of the base model.
     """
     from safetensors.numpy import save_file
 
@@ -208,13 +202,7 @@ def write_state(
 
 
 def read_state(path: str | os.PathLike[str]) -> tuple[dict[str, OnlineResiduals], dict[str, float], str]:
-    """Read a file of :func:`write_state`.
-
-    Raises
-    ------
-    ArtifactError
-        The file has another format, or is damaged.
-    """
+    """Read a file of :func:`write_state`. Raises ArtifactError: the file has another format, or is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -26,18 +26,11 @@ _KEPT = 4096
 
 @dataclass(frozen=True)
 class EngineBatch:
-    """One batch of an engine.
+    """One batch of an engine."""
 
-    Attributes
-    ----------
-    prefills : tuple of (int, int)
-        New and cached tokens of each sequence that processes a prompt or a chunk of one.
-    decodes : tuple of int
-        Cached tokens of each sequence that adds one token.
-    """
-
+    # New and cached tokens of each sequence that processes a prompt or a chunk of one.
     prefills: tuple[tuple[int, int], ...] = ()
-    decodes: tuple[int, ...] = ()
+    decodes: tuple[int, ...] = ()  # cached tokens of each sequence that adds one token
 
     def __post_init__(self) -> None:
         if not self.prefills and not self.decodes:
@@ -167,13 +160,7 @@ def with_fields(program: OperatorSpec, **fields: object) -> OperatorSpec:
 
 
 def attribute(value: object, name: str, owner: str) -> object:
-    """Attribute of an object of a simulator.
-
-    Raises
-    ------
-    FieldError
-        The object lacks it.
-    """
+    """Attribute of an object of a simulator. Raises FieldError: the object lacks it."""
     try:
         return getattr(value, name)
     except AttributeError:

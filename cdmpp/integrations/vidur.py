@@ -99,13 +99,7 @@ class ExecutionTime:
 
 
 def llm_config(model_config: Any) -> LLMConfig:
-    """Dimensions of one of Vidur's model configurations.
-
-    Raises
-    ------
-    FieldError
-        The configuration lacks a dimension.
-    """
+    """Dimensions of one of Vidur's model configurations. Raises FieldError: the configuration lacks a dimension."""
     owner = "replica_config.model_config"
     sizes = {
         name: whole(model_config, name, owner)

@@ -18,8 +18,7 @@ from cdmpp.programs.elements import (
     combinations,
     completed_fields,
 )
-from cdmpp.programs.fields import DType, Extent, Flag, Offset, whole_number
-from cdmpp.programs.spec import OperatorSpec, Violation
+from cdmpp.programs.spec import DType, Extent, Flag, Offset, OperatorSpec, Violation, whole_number
 
 KV_GROUPS = ("same", "one", "grouped")
 #: Element types of a cache that differs from ``dtype``, and of the activations then.

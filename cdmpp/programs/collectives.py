@@ -15,8 +15,7 @@ from cdmpp.devices.links import canonical_link
 from cdmpp.devices.paths import Path, known_link, link_of_device, network_of_device, path_of
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import UnsupportedOperatorError
-from cdmpp.programs.fields import DType, whole_number
-from cdmpp.programs.spec import OperatorSpec
+from cdmpp.programs.spec import DType, OperatorSpec, whole_number
 
 #: Software that runs a collective; None where it is not known.
 Library = Literal["nccl", "vllm", "sglang", "trtllm", "oneccl", "rccl", "gloo"]
@@ -56,12 +55,7 @@ class Collective(OperatorSpec):
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16", "float32", "int8")
 
     def structural_class(self) -> str:
-        """A collective has none.
-
-        Raises
-        ------
-        UnsupportedOperatorError
-        """
+        """A collective has none. Raises UnsupportedOperatorError."""
         raise UnsupportedOperatorError(
             f"{self.operator} is a collective: it has no lowered structure and no features",
             hint="predict it as a program: LatencyPredictor.predict, cdmpp predict or POST /predict",

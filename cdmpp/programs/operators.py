@@ -122,12 +122,8 @@ def derived_sizes(operator: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 def make_operator(fields: Mapping[str, Any]) -> OperatorSpec:
     """Build and check a specification from its fields.
 
-    Raises
-    ------
-    UnsupportedOperatorError
-        ``operator`` is not one of :func:`operator_types` (the hint lists them).
-    InvalidProgramError
-        A field is missing, unknown, of the wrong type, out of range, or contradicts another.
+    Raises UnsupportedOperatorError: ``operator`` is not one of :func:`operator_types` (the hint lists them).
+    Raises InvalidProgramError: a field is missing, unknown, of the wrong type, out of range, or contradicts another.
     """
     name = fields.get("operator")
     if isinstance(name, str) and name in PRODUCT_ALIASES:
@@ -195,10 +191,8 @@ def unknown_operator(name: Any) -> UnsupportedOperatorError:
 def parse_operator(text: str) -> OperatorSpec:
     """Read ``linear:m=512,n=4096,k=1024,dtype=float16``.
 
-    Raises
-    ------
-    UnsupportedOperatorError, InvalidProgramError
-        As :func:`make_operator`; also when the text is not ``name:key=value,...``.
+    Raises UnsupportedOperatorError or InvalidProgramError: as :func:`make_operator`; also when the text is not
+    ``name:key=value,...``.
     """
     return make_operator(operator_fields(text))
 
@@ -215,16 +209,8 @@ def read_operator(text: str) -> OperatorSpec:
 def operator_fields(text: str, read: Callable[[str], Any] | None = None) -> dict[str, Any]:
     """Fields of an operator's text; its values are not checked, so they may be expressions (``m=batch*128``).
 
-    Parameters
-    ----------
-    text : str
-    read : callable, optional
-        Reads a value; default: :func:`read_value`.
-
-    Raises
-    ------
-    InvalidProgramError
-        The text is not ``name:key=value,...``.
+    ``read``: reads a value; default: :func:`read_value`.
+    Raises InvalidProgramError: the text is not ``name:key=value,...``.
     """
     name, _, rest = text.partition(":")
     fields: dict[str, Any] = {"operator": name.strip()}

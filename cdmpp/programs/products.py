@@ -18,8 +18,7 @@ from pydantic import model_validator
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.elements import DTYPE_BYTES, Layout, Scaling, canonical_dtype, check_types, completed_fields
-from cdmpp.programs.fields import DType, Extent, Flag
-from cdmpp.programs.spec import OperatorSpec, Violation
+from cdmpp.programs.spec import DType, Extent, Flag, OperatorSpec, Violation
 
 
 class Product(OperatorSpec):
@@ -123,12 +122,8 @@ LOADS = ("rank_rows", "active", "largest", "tile_rows", "tiles")
 def expert_rows(rows: int, tokens: int, experts: int, balance: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Rows of each expert, largest first, (experts,) float64; whole numbers that add up to ``rows``.
 
-    Parameters
-    ----------
-    rows : int
-        Tokens times top-k.
-    tokens : int
-        Most rows that one expert can receive.
+    ``rows``: tokens times top-k.
+    ``tokens``: most rows that one expert can receive.
     """
     if balance == "balanced":
         share = np.full(experts, 1.0 / experts)
@@ -169,17 +164,10 @@ def _loads(rows: int, tokens: int, experts: int, ep: int, balance: str) -> tuple
 def loads(rows: Any, tokens: Any, experts: Any, ep: Any, balance: str) -> dict[str, Any]:
     """Loads of the rank with most rows.
 
-    Parameters
-    ----------
-    rows, tokens, experts, ep : int or int64 arrays of one length
-        ``rows``: tokens times top-k, over all ranks.
-
-    Returns
-    -------
-    dict
-        ``rank_rows``: rows on the rank; ``active``: its experts with at least one row; ``largest``: rows of its most
-        loaded expert; ``tile_rows``: rows of a tile, a power of two near the mean load; ``tiles``: tiles of all
-        experts. Integers, or int64 arrays.
+    ``rows``: tokens times top-k, over all ranks.
+    Returns ``rank_rows``: rows on the rank; ``active``: its experts with at least one row; ``largest``: rows of its
+    most loaded expert; ``tile_rows``: rows of a tile, a power of two near the mean load; ``tiles``: tiles of all
+    experts. Integers, or int64 arrays.
     """
     if not isinstance(rows, np.ndarray):
         return dict(zip(LOADS, _loads(int(rows), int(tokens), int(experts), int(ep), balance), strict=True))

@@ -75,12 +75,8 @@ def framework_name(code: int) -> str:
 def implementation_of(operator: str, framework: str | None, implementation: str | None = None) -> str:
     """The implementation that a query means, or that a row has whose source states none.
 
-    Parameters
-    ----------
-    operator, framework
-    implementation : str, optional
-        What the query states. Default: "composed" for what eager PyTorch composes, else "fused". "composed" means
-        "fused" for an operator that is one kernel in eager PyTorch.
+    ``implementation``: what the query states. Default: "composed" for what eager PyTorch composes, else "fused".
+    "composed" means "fused" for an operator that is one kernel in eager PyTorch.
     """
     if operator in COMPOSED_BY_PYTORCH and (implementation or framework) in ("composed", "pytorch"):
         return "composed"

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import operator
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import reduce
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from cdmpp.errors import InvalidProgramError
-from cdmpp.programs.elements import BASIC_DTYPES, MAX_ELEMENTS
-from cdmpp.programs.fields import DType
+from cdmpp.programs.elements import BASIC_DTYPES, MAX_ELEMENTS, MAX_EXTENT, DTypeName, canonical_dtype
 
+DType = Annotated[DTypeName, BeforeValidator(canonical_dtype)]
+
+
+def whole_number(value: Any) -> Any:
+    """JSON has one number type: 512.0 is the integer 512; 512.5 and NaN are not integers."""
+    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+        return int(value)
+    return value
+
+
+Extent = Annotated[int, BeforeValidator(whole_number), Field(strict=True, ge=1, le=MAX_EXTENT)]
+Offset = Annotated[int, BeforeValidator(whole_number), Field(strict=True, ge=0, le=MAX_EXTENT)]
+Flag = Annotated[bool, Field(strict=True)]
 #: A rule about sizes: where it is broken (bool, or bool array for arrays of sizes), what is wrong, what to do.
 Violation = tuple[Any, str, str]
 

@@ -72,12 +72,8 @@ def _stored_name(structural_class: str) -> tuple[str, dict[str, str]]:
 def stored_class(operator: str, dtype: str, flags: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, str]]:
     """The class whose template a class uses: classes that differ in element types alone share one.
 
-    Returns
-    -------
-    dtype, flags
-        Of the stored class.
-    renamed : dict
-        Element types in its template -> those of the class that was asked for, as TVM writes them.
+    Returns its type and flags, and element types in its template -> those of the class that was asked for, as TVM
+    writes them.
     """
     # Routing changes the sizes of the lowered structure, and nothing else.
     kept_flags = {name: value for name, value in flags.items() if name != "balance"}
@@ -199,20 +195,10 @@ def _own_flags(operator: str, dtype: str) -> Iterator[dict[str, Any]]:
 def partition(
     operator: str, fixed: Mapping[str, Any], sizes: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Split shapes of one operator into structural classes.
+    """Split shapes of one operator into structural classes: flags of each, and its rows.
 
-    Parameters
-    ----------
-    operator : str
-    fixed : mapping
-        The specification's structural fields (``bias``, ``direction``, ``causal``, ``inputs``, ``transposed``).
-    sizes : mapping of str to int array
-        Every integer field, one element per shape.
-
-    Yields
-    ------
-    flags, rows
-        Result of :func:`~cdmpp.programs.operators.structural_flags` for these rows.
+    ``fixed``: the specification's structural fields (``bias``, ``direction``, ``causal``, ``inputs``, ``transposed``).
+    ``sizes``: every integer field, one element per shape.
     """
     count = len(next(iter(sizes.values())))
     columns: dict[str, np.ndarray] = {}

@@ -26,16 +26,9 @@ HINT = "pass what tvm.ir.save_json(IRModule or PrimFunc) of apache-tvm 0.27 writ
 def load(text: str | bytes) -> tuple[Nodes, int]:
     """Parse and check TVM JSON.
 
-    Returns
-    -------
-    nodes, root
-        The nodes by index and the index of the root. Every node has a ``type``; references are checked
-        where they are followed.
-
-    Raises
-    ------
-    InvalidProgramError
-        Not JSON, not TVM's layout, or too large.
+    Returns the nodes by index and the index of the root. Every node has a ``type``; references are checked where they
+    are followed.
+    Raises InvalidProgramError: not JSON, not TVM's layout, or too large.
     """
     if len(text) > MAX_BYTES:
         raise InvalidProgramError(f"TVM JSON of {len(text) / 1e6:.0f} MB is too large", hint="at most 32 MB")
@@ -87,10 +80,7 @@ def _functions(nodes: Nodes, root: int, of_type: str) -> dict[str, int]:
 def find_prim_func(nodes: Nodes, root: int, function: str | None = None) -> int:
     """Node index of the only PrimFunc, or of the one with this name.
 
-    Raises
-    ------
-    InvalidProgramError
-        No PrimFunc, several without ``function``, or none of this name.
+    Raises InvalidProgramError: no PrimFunc, several without ``function``, or none of this name.
     """
     functions = prim_funcs(nodes, root)
     if function is None and len(functions) != 1:
@@ -168,18 +158,18 @@ def _sorted_pairs(nodes: Nodes, pairs: list[int]) -> list[int]:
 def _fields(kind: str, data: Any) -> tuple[tuple[str, ...], list[int]]:
     """Data of a node, and the nodes that it refers to."""
     if type(data) is dict:
-        own: list[str] = []
+        values: list[str] = []
         children: list[int] = []
         for key in sorted(data):
             if key in _UNREAD and kind != "ir.GlobalVar":
                 continue
             value = data[key]
             if type(value) is not int or key in _VALUES or (kind, key) == _FLOAT:
-                own.append(f"{key}={value}")
+                values.append(f"{key}={value}")
             else:
-                own.append(key)
+                values.append(key)
                 children.append(value)
-        return tuple(own), children
+        return tuple(values), children
     if type(data) is list:
         return (), data
     return (str(data),), []

@@ -10,8 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.elements import DTYPE_BYTES
-from cdmpp.programs.fields import Extent, Flag, Offset, whole_number
-from cdmpp.programs.spec import OperatorSpec, Violation
+from cdmpp.programs.spec import Extent, Flag, Offset, OperatorSpec, Violation, whole_number
 
 #: Bytes of an index.
 INDEX_BYTES = 8
@@ -19,7 +18,7 @@ INDEX_BYTES = 8
 TRAINED_DTYPES = ("float32", "float16", "bfloat16")
 
 
-class _Rows(OperatorSpec):
+class _OperatorRows(OperatorSpec):
     """An operator on a ``[rows, cols]`` tensor."""
 
     rows: Extent
@@ -33,13 +32,13 @@ class _Rows(OperatorSpec):
         return DTYPE_BYTES[self.dtype] * self.rows * self.cols * tensors
 
 
-class Unary(_Rows):
+class Unary(_OperatorRows):
     """Element by element on one tensor."""
 
     operator: Literal["relu", "gelu", "tanh", "sigmoid", "silu", "exp", "sqrt", "erf", "abs", "neg", "log"]
 
 
-class Binary(_Rows):
+class Binary(_OperatorRows):
     """Elementwise operation on ``inputs`` tensors of one shape (default: two)."""
 
     operator: Literal["add", "sub", "mul", "div", "pow", "maximum", "minimum"]
@@ -50,19 +49,19 @@ class Binary(_Rows):
         return self._bytes_of(self.inputs + 1)
 
 
-class Scalar(_Rows):
+class Scalar(_OperatorRows):
     """Element by element with one scalar."""
 
     operator: Literal["add_scalar", "mul_scalar", "div_scalar", "pow_scalar"]
 
 
-class RowWise(_Rows):
+class RowWise(_OperatorRows):
     """A reduction along each row, then (but for ``reduce_mean`` and ``argmax``) a pass over it."""
 
     operator: Literal["softmax", "layernorm", "rmsnorm", "reduce_mean", "argmax"]
 
 
-class FusedAddRmsNorm(_Rows):
+class FusedAddRmsNorm(_OperatorRows):
     """Adds a residual and normalises the sum, in one pass: writes the sum and its RMSNorm."""
 
     operator: Literal["fused_add_rms_norm"] = "fused_add_rms_norm"
@@ -73,7 +72,7 @@ class FusedAddRmsNorm(_Rows):
         return self._bytes_of(4)
 
 
-class NormBackward(_Rows):
+class NormBackward(_OperatorRows):
     """Gradients of a norm with respect to its input and its weights, from the statistics that the forward pass kept.
 
     The gradient is an operator, not a field ``direction`` of the norms: a field would change their canonical texts and
@@ -88,7 +87,7 @@ class NormBackward(_Rows):
         return self._bytes_of(3)
 
 
-class SoftmaxCrossEntropy(_Rows):
+class SoftmaxCrossEntropy(_OperatorRows):
     """Cross entropy of ``rows`` tokens over ``cols`` classes, from scores and target indices.
 
     ``fwd`` writes a loss per token, ``bwd`` the gradient of the scores, ``fwd_bwd`` both in one pass, as fused kernels
@@ -104,7 +103,7 @@ class SoftmaxCrossEntropy(_Rows):
         return self._bytes_of(1 if self.direction == "fwd" else 2) + INDEX_BYTES * self.rows
 
 
-class SiluAndMul(_Rows):
+class SiluAndMul(_OperatorRows):
     """``silu(x[:, :cols]) * x[:, cols:]``: reads ``2 * cols`` columns, writes ``cols``."""
 
     operator: Literal["silu_and_mul"] = "silu_and_mul"
@@ -113,7 +112,7 @@ class SiluAndMul(_Rows):
         return self._bytes_of(3)
 
 
-class Copy(_Rows):
+class Copy(_OperatorRows):
     """Data movement that touches every element once: concatenation, slice, transpose (``transposed``)."""
 
     operator: Literal["copy"] = "copy"
@@ -121,7 +120,7 @@ class Copy(_Rows):
     structural_fields: ClassVar[tuple[str, ...]] = ("transposed",)
 
 
-class Embedding(_Rows):
+class Embedding(_OperatorRows):
     """``rows`` look-ups of ``cols`` elements each in a table of ``table_rows`` rows."""
 
     operator: Literal["embedding"] = "embedding"
@@ -135,7 +134,7 @@ class Embedding(_Rows):
         return DTYPE_BYTES[self.dtype] * self.cols * (self.rows + self.table_rows) + INDEX_BYTES * self.rows
 
 
-class RotaryEmbedding(_Rows):
+class RotaryEmbedding(_OperatorRows):
     """Rotates pairs of the ``cols`` query and key columns of each token by a tabulated angle, in place.
 
     ``rows`` is the number of tokens, ``cols`` is ``(heads + kv_heads) * head_dim``.
@@ -154,13 +153,13 @@ class RotaryEmbedding(_Rows):
         return sizes["rows"] * sizes["cols"]
 
 
-class KvCacheSave(_Rows):
+class KvCacheSave(_OperatorRows):
     """Writes the key and value columns of ``rows`` new tokens to their slots of a paged cache."""
 
     operator: Literal["kv_cache_save"] = "kv_cache_save"
 
 
-class MoeGating(_Rows):
+class MoeGating(_OperatorRows):
     """Softmax over ``cols`` experts and choice of the ``topk`` largest, per token."""
 
     operator: Literal["moe_gating"] = "moe_gating"
@@ -176,7 +175,7 @@ class MoeGating(_Rows):
         return self.rows * (self.cols * element_size + self.topk * (element_size + INDEX_BYTES))
 
 
-class MoeShuffle(_Rows):
+class MoeShuffle(_OperatorRows):
     """Copies each of ``rows`` tokens of ``cols`` values to ``topk`` places, ordered by expert."""
 
     operator: Literal["moe_shuffle"] = "moe_shuffle"

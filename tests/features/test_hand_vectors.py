@@ -6,8 +6,6 @@ bytes of the innermost dimension that are swept, bytes of an element).
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -15,6 +13,7 @@ from cdmpp.features.class_features import PROGRAM_COLUMNS
 from cdmpp.features.encode import EncodedPrograms, encode_operator, encode_tvm_json
 from cdmpp.features.walk import contraction_sizes
 from cdmpp.programs.operators import parse_operator
+from tests.features.matmul import tiled_matmul
 from tests.features.raw import assert_leaf, raw_leaves
 
 tvm = pytest.importorskip("tvm")
@@ -45,6 +44,15 @@ def operator(text: str) -> list[EncodedPrograms]:
 def bits(extent: int) -> float:
     """Trailing zero bits over 8."""
     return ((extent & -extent).bit_length() - 1) / 8
+
+
+def contraction(m: int, n: int, k: int) -> dict[str, float]:
+    """Columns of a product of m x k by k x n that adds to its output."""
+    trips = m * n * k
+    sizes = {"contraction_batch": 1, "contraction_m": m, "contraction_n": n, "contraction_k": k}
+    align = {"align_m": bits(m), "align_n": bits(n), "align_k": bits(k)}
+    work = {"trips": trips, "float_add": trips, "float_mul": trips, "float_fma": trips, "flops": 2 * trips}
+    return {**work, **sizes, **align, "is_contraction": 1, "store_also_read": 1}
 
 
 def test_copy() -> None:
@@ -101,10 +109,7 @@ def test_matmul() -> None:
         assert_leaf(
             update,
             {
-                "float_add": trips,
-                "float_mul": trips,
-                "float_fma": trips,
-                "trips": trips,
+                **contraction(4, 8, 16),
                 "spatial_trips": 32,
                 "reduce_trips": 16,
                 "loop_count": 3 / 4,
@@ -112,21 +117,11 @@ def test_matmul() -> None:
                 "spatial_0": 8,
                 "spatial_1": 4,
                 "reduce_0": 16,
-                "is_contraction": 1,
-                "contraction_batch": 1,
-                "contraction_m": 4,
-                "contraction_n": 8,
-                "contraction_k": 16,
-                "align_m": bits(4),
-                "align_n": bits(8),
-                "align_k": bits(16),
                 # The innermost loop is r: y stays where it is, x and w move by one element.
                 **access("store", 4 * trips, 128, 16, 0, 32, 4),
-                "store_also_read": 1,
                 "store_buffer_bytes": 128,
                 **access("read_0", 4 * trips, 256, 8, 4, 64, 4),
                 **access("read_1", 4 * trips, 512, 4, 4, 64, 4),
-                "flops": 2 * trips,
                 "leaf_bytes": distinct,
                 "intensity": np.log2(1 + 2 * trips / distinct),
                 "computes_float32": 1,
@@ -186,10 +181,7 @@ def test_convolution() -> None:
         assert_leaf(
             update,
             {
-                "float_add": trips,
-                "float_mul": trips,
-                "float_fma": trips,
-                "trips": trips,
+                **contraction(9, 3, 18),
                 "spatial_trips": 27,
                 "reduce_trips": 2 * 3 * 3,
                 "loop_count": 7 / 4,
@@ -201,21 +193,11 @@ def test_convolution() -> None:
                 "reduce_1": 3,
                 "reduce_2": 2,
                 # A GEMM of pixels by output channels by taps: 9 x 3 x 18.
-                "is_contraction": 1,
-                "contraction_batch": 1,
-                "contraction_m": 9,
-                "contraction_n": 3,
-                "contraction_k": 18,
-                "align_m": bits(9),
-                "align_n": bits(3),
-                "align_k": bits(18),
                 **access("store", 4 * trips, 108, 18, 0, 12, 4),
-                "store_also_read": 1,
                 "store_buffer_bytes": 108,
                 # pad[b, rc, 2 i + ry, 2 j + rx]: 2 * 2 + 2 = 6 is the last of 7 rows and columns.
                 **access("read_0", 4 * trips, padded, trips / 98, 4, 28, 4, argument=False),
                 **access("read_1", 4 * trips, 4 * 54, 9, 4, 12, 4),
-                "flops": 2 * trips,
                 "leaf_bytes": distinct,
                 "intensity": np.log2(1 + 2 * trips / distinct),
                 "computes_float32": 1,
@@ -297,29 +279,14 @@ def test_softmax() -> None:
         assert totals(encoded)["flops"] == pytest.approx(32 + 64 + 32 + 32, rel=1e-6)
 
 
-def tiled_matmul() -> Any:
-    """c = a @ b, 64 cubed: tiles of 8 x 16 x 4, rows of tiles in parallel, 16 columns vectorized."""
-    from tvm import te
-
-    a, b = (te.placeholder((64, 64), name=n) for n in "ab")
-    r = te.reduce_axis((0, 64), name="r")
-    c = te.compute((64, 64), lambda i, j: te.sum(a[i, r] * b[r, j], axis=r), name="c")
-    schedule = tvm.s_tir.Schedule(te.create_prim_func([a, b, c]))
-    block = schedule.get_sblock("c")
-    i, j, k = schedule.get_loops(block)
-    i0, i1 = schedule.split(i, [None, 8])
-    j0, j1 = schedule.split(j, [None, 16])
-    k0, k1 = schedule.split(k, [None, 4])
-    schedule.reorder(i0, j0, k0, i1, k1, j1)
-    schedule.parallel(i0)
-    schedule.vectorize(j1)
-    schedule.annotate(i0, "pragma_auto_unroll_max_step", 16)
-    schedule.decompose_reduction(block, k0)
-    return schedule
-
-
 def test_scheduled_and_tiled_matmul() -> None:
-    encoded = encode_tvm_json(str(tvm.ir.save_json(tiled_matmul().mod)))
+    # Rows of tiles in parallel, 16 columns vectorized.
+    schedule, block, loops = tiled_matmul()
+    schedule.parallel(loops["i0"])
+    schedule.vectorize(loops["j1"])
+    schedule.annotate(loops["i0"], "pragma_auto_unroll_max_step", 16)
+    schedule.decompose_reduction(block, loops["k0"])
+    encoded = encode_tvm_json(str(tvm.ir.save_json(schedule.mod)))
     init, update = raw_leaves(encoded)
     tile_loops = {
         "inner_extent": 16,
@@ -354,29 +321,16 @@ def test_scheduled_and_tiled_matmul() -> None:
         update,
         {
             **tile_loops,
-            "trips": trips,
+            **contraction(64, 64, 64),
             "loop_count": 6 / 4,
-            "float_add": trips,
-            "float_mul": trips,
-            "float_fma": trips,
             "reduce_trips": 64,
             "reduce_0": 4,
             "reduce_1": 16,
-            "is_contraction": 1,
-            "contraction_batch": 1,
-            "contraction_m": 64,
-            "contraction_n": 64,
-            "contraction_k": 64,
-            "align_m": bits(64),
-            "align_n": bits(64),
-            "align_k": bits(64),
             # j1 is the innermost: c and b move by one element, a stays.
             **access("store", 4 * trips, whole, 64, 4, 256, 4),
-            "store_also_read": 1,
             "store_buffer_bytes": whole,
             **access("read_0", 4 * trips, whole, 64, 0, 256, 4),
             **access("read_1", 4 * trips, whole, 64, 4, 256, 4),
-            "flops": 2 * trips,
             "leaf_bytes": 3 * whole,
             "intensity": np.log2(1 + 2 * trips / (3 * whole)),
         },
@@ -465,11 +419,8 @@ def test_a_tensor_intrinsic_counts_as_the_loops_that_it_replaced() -> None:
         leaf,
         {
             "intrinsic": 1,
-            "float_add": trips,
-            "float_mul": trips,
-            "float_fma": trips,
+            **contraction(32, 48, 64),
             # i 2, j 3, k 4 around 16 x 16 x 16
-            "trips": trips,
             "spatial_trips": 32 * 48,
             "reduce_trips": 64,
             "loop_count": 6 / 4,
@@ -480,21 +431,11 @@ def test_a_tensor_intrinsic_counts_as_the_loops_that_it_replaced() -> None:
             "spatial_3": 2,
             "reduce_0": 16,
             "reduce_1": 4,
-            "is_contraction": 1,
-            "contraction_batch": 1,
-            "contraction_m": 32,
-            "contraction_n": 48,
-            "contraction_k": 64,
-            "align_m": bits(32),
-            "align_n": bits(48),
-            "align_k": bits(64),
             **access("store", 4 * trips, 4 * 32 * 48, 64, 0, 4 * 48, 4),
-            "store_also_read": 1,
             "store_buffer_bytes": 4 * 32 * 48,
             # The innermost loop is k: one element of a, one row of 48 of b.
             **access("read_0", 2 * trips, 2 * 32 * 64, 48, 2, 2 * 64, 2),
             **access("read_1", 2 * trips, 2 * 64 * 48, 32, 2 * 48, 2 * 48, 2),
-            "flops": 2 * trips,
             "leaf_bytes": distinct,
             "intensity": np.log2(1 + 2 * trips / distinct),
             "computes_float16": 1,

@@ -15,6 +15,7 @@ import pytest
 
 from cdmpp.features.encode import encode_tvm_json
 from cdmpp.programs.operators import parse_operator
+from tests.features.matmul import matmul, tiled_matmul
 from tests.features.raw import raw_leaves
 
 tvm = pytest.importorskip("tvm")
@@ -88,27 +89,12 @@ def per_store(schedule: Any, target: Any, monkeypatch: pytest.MonkeyPatch) -> li
     return [dict(zip(NAMES, row, strict=True)) for row in plain.tolist()]
 
 
-def matmul() -> Any:
-    from tvm import te
-
-    a, b = (te.placeholder((64, 64), name=n) for n in "ab")
-    r = te.reduce_axis((0, 64), name="r")
-    c = te.compute((64, 64), lambda i, j: te.sum(a[i, r] * b[r, j], axis=r), name="c")
-    return tvm.s_tir.Schedule(te.create_prim_func([a, b, c]))
-
-
-def tiled_matmul() -> Any:
-    schedule = matmul()
-    block = schedule.get_sblock("c")
-    i, j, k = schedule.get_loops(block)
-    i0, i1 = schedule.split(i, [None, 8])
-    j0, j1 = schedule.split(j, [None, 16])
-    k0, k1 = schedule.split(k, [None, 4])
-    schedule.reorder(i0, j0, k0, i1, k1, j1)
-    schedule.parallel(i0)
-    schedule.vectorize(j1)
-    schedule.unroll(k1)
-    schedule.decompose_reduction(block, k0)
+def unrolled_matmul() -> Any:
+    schedule, block, loops = tiled_matmul()
+    schedule.parallel(loops["i0"])
+    schedule.vectorize(loops["j1"])
+    schedule.unroll(loops["k1"])
+    schedule.decompose_reduction(block, loops["k0"])
     return schedule
 
 
@@ -125,7 +111,7 @@ SCHEDULES = {
     "tanh": lambda: operator("tanh:rows=64,cols=32"),
     "div": lambda: operator("div:rows=64,cols=64,inputs=3"),
     "matmul": matmul,
-    "tiled matmul": tiled_matmul,
+    "tiled matmul": unrolled_matmul,
 }
 
 

@@ -17,7 +17,7 @@ from cdmpp.client.operations import Operations
 from cdmpp.llm import calibrate, estimate, goodput, search_layouts, simulate, training_step
 from cdmpp.llm.options import BATCH, MODEL, SERVING, TRAINING, RequestOption
 from cdmpp.llm.serving.simulate import ServingPlan
-from cdmpp.plan.sweep.points import Load, Sweep
+from cdmpp.plan.sweep.points import Sweep, SweepLoad
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.llm import CalibrateRequest, LlmRequest, SimulateRequest
 
@@ -58,7 +58,7 @@ def _differences(expected: Mapping[str, Any], found: Mapping[str, Any], least: i
         (training_step, of_options(TRAINING), 15),
         (estimate, of_schema(Sweep), 8),
         (simulate, of_python(ServingPlan), 20),
-        (goodput, of_schema(Load), 1),
+        (goodput, of_schema(SweepLoad), 1),
         # Without a stated sharding, a search tries several.
         (training_step, {**of_python(search_layouts), "sharding": "none"}, 8),
         (training_step, of_python(Operations.training_step), 1),

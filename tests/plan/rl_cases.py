@@ -19,6 +19,17 @@ BASE: dict[str, Any] = {
     "draws": 4,
     "budget_s": 600,
 }
+#: Two pools that generate and train.
+REQUEST: dict[str, Any] = {
+    **BASE,
+    "inference": 0.2,
+    "pools": [
+        {"name": "here", "units": 6, "price_per_hour": 3, "site": "a"},
+        {"name": "there", "units": 5, "price_per_hour": 1, "site": "b"},
+    ],
+    "training": {"seconds_per_token": 0.002, "fixed_s": 1, "efficiency": 0.9, "batch_overhead_s": 0.3},
+    "weights": {"same_site_s": 0.5, "cross_site_s": 4},
+}
 
 
 def ranker(recall: float = 0.87, share: float = 0.2, misses: Misses = "any") -> RankerForm:

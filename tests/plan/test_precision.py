@@ -11,7 +11,7 @@ import pytest
 
 from cdmpp import LatencyPredictor
 from cdmpp.devices.registry import lookup
-from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.errors import FieldError
 from cdmpp.plan.base.solve import solve_request
 from cdmpp.plan.precision.schema import PrecisionPlan, PrecisionRequest
 from cdmpp.plan.precision.tables import MEASURED, MEASURED_COPY_BYTES_PER_S, scaled
@@ -235,14 +235,6 @@ def test_a_program_without_a_type_is_refused() -> None:
     assert caught.value.path == "operators.0.forward.0.program"
 
 
-def test_memory_that_fits_no_plan_is_refused_with_the_smallest_that_would() -> None:
-    request = small()
-    request["devices"][0]["memory_bytes"] = 16_000.0
-    with pytest.raises(InfeasibleError, match="needs 1") as caught:
-        make_plan("precision", request)
-    assert caught.value.path == "devices.0.memory_bytes"
-
-
 def test_measured_casts_are_scaled_by_bandwidth() -> None:
     device = lookup("t4")
     casts = scaled(device, "graph")
@@ -257,7 +249,6 @@ def test_measured_casts_are_scaled_by_bandwidth() -> None:
 def test_request_in_the_documentation_is_solved() -> None:
     text = (EXAMPLE.parent.parent / "precision.md").read_text()
     block = re.search(r"```json\n(.*?)```", text, re.DOTALL)
-    assert block is not None
     device = PrecisionRequest.model_validate_json(block[1]).solve(SearchControl(None)).devices[0]
     # 0.1 s: time for one float32 operator, and the casts between the two.
     assert device.dtypes == {"a": "float16", "b": "float32"}

@@ -18,25 +18,18 @@ from cdmpp.plan.base.solve import predict_prices, read_request
 from cdmpp.plan.rl.check import check
 from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.predict.predictor import LatencyPredictor
+from tests.plan import rl_cases
 
 pytestmark = pytest.mark.slow
 
+HERE, THERE = rl_cases.REQUEST["pools"]
 REQUEST: dict[str, Any] = {
-    "lengths": {"quantiles": {"0.5": 300, "0.9": 1000, "0.99": 3000}, "max_tokens": 4000},
-    "samples_per_step": 64,
+    **rl_cases.REQUEST,
     "prompt_tokens": 16,
-    "decode": {"a_s": 0.01, "b_s": 0.0002},
     "prefill": 0.02,
-    "inference": 0.2,
     "kv": {"max_batch": 16, "bytes_per_token": 1000, "memory_bytes": 2e7},
-    "pools": [
-        {"name": "here", "units": 6, "price_per_hour": 3, "site": "a"},
-        {"name": "there", "units": 5, "price_per_hour": 1, "site": "b", "decode": {"a_s": 0.014, "b_s": 0.0003}},
-    ],
-    "training": {"seconds_per_token": 0.002, "fixed_s": 1, "efficiency": 0.9, "batch_overhead_s": 0.3},
-    "weights": {"same_site_s": 0.5, "cross_site_s": 4},
+    "pools": [HERE, {**THERE, "decode": {"a_s": 0.014, "b_s": 0.0003}}],
     "draws": 3,
-    "budget_s": 600,
 }
 TRANSFER: dict[str, Any] = {
     "bytes": 8e9,
@@ -154,9 +147,9 @@ FALSE: list[tuple[str, str, Any, str]] = [
 
 @pytest.mark.parametrize(("name", "path", "value", "text"), FALSE, ids=[f"{name} {path}" for name, path, *_ in FALSE])
 def test_false_figure_is_found(name: str, path: str, value: Any, text: str, plans: dict[str, dict[str, Any]]) -> None:
-    found = faults(name, changed(plans[name], path, value))
-    assert found
-    assert text in "\n".join(found)
+    mistakes = faults(name, changed(plans[name], path, value))
+    assert mistakes
+    assert text in "\n".join(mistakes)
 
 
 @settings(max_examples=25, deadline=None)

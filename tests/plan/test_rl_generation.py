@@ -24,39 +24,6 @@ def ints(*values: int) -> Any:
     return np.array(values, dtype=np.int64)
 
 
-def simulate_one_instance(engine: GenerationEngine, lengths: list[int]) -> tuple[list[float], int]:
-    """Reference: one instance, token by token. Returns finish times and preemptions."""
-    waiting = [(sample, length, engine.prompt_tokens) for sample, length in enumerate(lengths)]
-    running: list[list[int]] = []  # sample, tokens left, tokens held; in order of entry
-    now, blocked, preemptions = 0.0, False, 0
-    finish = [0.0] * len(lengths)
-    fill = [engine.prefill_s] * len(lengths)
-    while waiting or running:
-        while waiting and len(running) < engine.max_batch and not blocked:
-            sample, left, held = waiting[0]
-            used = sum(entry[2] for entry in running)
-            if running and used + held + min(engine.reserve_tokens, left) > engine.memory_tokens:
-                break
-            waiting.pop(0)
-            now += fill[sample]
-            running.append([sample, left, held])
-        while len(running) > 1 and sum(entry[2] for entry in running) + len(running) > engine.memory_tokens:
-            sample, left, held = running.pop()
-            fill[sample] += engine.refill_s() * (lengths[sample] - left) - (fill[sample] - engine.prefill_s)
-            waiting.insert(0, (sample, left, held))
-            blocked = True
-            preemptions += 1
-        now += float(engine.seconds_per_token[len(running)])
-        for entry in running:
-            entry[1] -= 1
-            entry[2] += 1
-        for entry in [entry for entry in running if entry[1] == 0]:
-            finish[entry[0]] = now
-            running.remove(entry)
-            blocked = False
-    return finish, preemptions
-
-
 class ReferenceInstance:
     """State of one instance in :func:`simulate_shared_queue`."""
 
@@ -185,53 +152,6 @@ def test_paused_shared_queue_reports_running_and_waiting_samples() -> None:
     running = ~ended & ~waits
     assert np.bincount(half.home[running]).tolist() == [4, 4, 4]
     assert (half.left[running] > 0).all()
-
-
-def test_batch_shrinks_when_samples_end_and_grows_when_samples_enter() -> None:
-    # Batch 2: samples 0 and 1 take 2 s a token. At 4 s sample 1 ends and 2 enters; at 6 s sample 2 ends.
-    result = generate(make_engine(2), ints(4, 2, 1), dealt(3, 1))
-    assert result.finish_s.tolist() == [6 + 1.5, 4, 6]
-    assert result.end_s == 7.5
-
-
-def test_single_sample_takes_its_prefill_and_its_tokens_at_batch_one() -> None:
-    result = generate(make_engine(prefill_s=3.0, prompt_tokens=5), ints(10), dealt(1, 1))
-    assert result.finish_s.tolist() == [3 + 10 * 1.5]
-
-
-def test_instances_with_separate_queues_are_independent() -> None:
-    lengths = ints(9, 3, 5, 7)
-    both = generate(make_engine(), lengths, dealt(4, 2))
-    left = generate(make_engine(), lengths[[0, 2]], dealt(2, 1))
-    right = generate(make_engine(), lengths[[1, 3]], dealt(2, 1))
-    assert both.finish_s.tolist() == [left.finish_s[0], right.finish_s[0], left.finish_s[1], right.finish_s[1]]
-    assert generate(make_engine(), lengths, dealt(4, 9)).end_s == 9 * 1.5
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=12),
-    batch=st.integers(1, 5),
-    prompt=st.integers(0, 3),
-    prefill=st.sampled_from([0.0, 0.75]),
-    spare=st.integers(0, 25),
-    reserve=st.integers(0, 6),
-)
-def test_one_instance_equals_token_by_token_reference(
-    lengths: list[int], batch: int, prompt: int, prefill: float, spare: int, reserve: int
-) -> None:
-    engine = make_engine(
-        batch,
-        prompt_tokens=prompt,
-        prefill_s=prefill,
-        reserve_tokens=reserve,
-        memory_tokens=max(lengths) + prompt + spare,
-    )
-    result = generate(engine, ints(*lengths), dealt(len(lengths), 1))
-    finish, preemptions = simulate_one_instance(engine, lengths)
-    assert result.preemptions == preemptions
-    assert result.finish_s.tolist() == pytest.approx(finish, rel=1e-12)
-    assert not result.left.any()
 
 
 @settings(max_examples=60, deadline=None)

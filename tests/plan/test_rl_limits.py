@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,22 +17,27 @@ from cdmpp.plan.rl.schema import RlPlan, RlRequest
 from cdmpp.plan.rl.sizes import grid
 from cdmpp.predict.requests import budget
 from cdmpp.predict.requests.budget import SearchControl
+from tests.plan import rl_cases
 
 pytestmark = pytest.mark.slow
 
-REQUEST: dict[str, Any] = {
-    "lengths": {"quantiles": {"0.5": 300, "0.9": 1000, "0.99": 3000}, "max_tokens": 4000},
+HERE, THERE = rl_cases.REQUEST["pools"]
+REQUEST = {
+    **rl_cases.REQUEST,
     "samples_per_step": 256,
-    "decode": {"a_s": 0.01, "b_s": 0.0002},
-    "kv": {"max_batch": 16},
-    "inference": 0.2,
-    "pools": [
-        {"name": "here", "units": 12, "price_per_hour": 3, "site": "a"},
-        {"name": "there", "units": 10, "price_per_hour": 1, "site": "b"},
-    ],
-    "training": {"seconds_per_token": 0.002, "fixed_s": 1, "efficiency": 0.9, "batch_overhead_s": 0.3},
-    "weights": {"same_site_s": 0.5, "cross_site_s": 4},
+    "pools": [{**HERE, "units": 12}, {**THERE, "units": 10}],
     "draws": 2,
+}
+
+
+SHORT: dict[str, Any] = {
+    "lengths": {"quantiles": {"0.5": 30, "0.9": 90}, "max_tokens": 100},
+    "samples_per_step": 8,
+    "decode": {"batch": [1, 8], "seconds": [0.01, 0.02]},
+    "pools": [{"name": "g", "units": 8, "device": "h100-sxm"}],
+    "draws": 2,
+    "max_steps": 8,
+    "budget_s": 60,
 }
 
 
@@ -113,19 +120,13 @@ def test_search_among_many_units_finds_what_the_search_of_all_finds() -> None:
     units = 700
     pools = [{**REQUEST["pools"][0], "units": units, "decode": {"a_s": 0.01, "b_s": 0.001}, "stages": ["generation"]}]
     pools.append({**REQUEST["pools"][1], "units": units, "stages": ["training"]})
-    changes: dict[str, Any] = {
-        "pools": pools,
-        "inference": 0.0,
-        "draws": 2,
-        "samples_per_step": 1024,
-        "objective": "cost",
-    }
-    found = solve(**changes, budget_s=600.0, max_steps=60)
+    changes: dict[str, Any] = {"pools": pools, "inference": 0.0, "samples_per_step": 1024, "objective": "cost"}
+    short = solve(**changes, budget_s=600.0, max_steps=60)
     complete = solve(**changes, budget_s=600.0)
     assert complete.complete
-    assert not found.complete
-    assert found.price_per_step <= 1.005 * complete.price_per_step
-    assert found.objective.lower_bound <= found.price_per_step
+    assert not short.complete
+    assert short.price_per_step <= 1.005 * complete.price_per_step
+    assert short.objective.lower_bound <= short.price_per_step
 
 
 @pytest.mark.parametrize("most", [1, 5, 512, 513, 10_000, 1_000_000])
@@ -140,19 +141,8 @@ def test_grid_has_both_ends_and_few_numbers(most: int) -> None:
 
 def test_training_needs_units_that_hold_weights_gradients_and_optimizer_states() -> None:
     def request(**more: Any) -> RlRequest:
-        value = {
-            "lengths": {"quantiles": {"0.5": 30, "0.9": 90}, "max_tokens": 100},
-            "samples_per_step": 8,
-            "decode": {"batch": [1, 8], "seconds": [0.01, 0.02]},
-            "pools": [{"name": "g", "units": 8, "device": "h100-sxm"}],
-            "training": {"seconds_per_token": 1e-3, "state_bytes": 300e9},
-            "layout": "separate",
-            "draws": 2,
-            "max_steps": 8,
-            "budget_s": 60,
-            **more,
-        }
-        return RlRequest.model_validate(value)
+        training = {"seconds_per_token": 1e-3, "state_bytes": 300e9}
+        return RlRequest.model_validate({**SHORT, "training": training, "layout": "separate", **more})
 
     assert solve_request(request()).training.units >= 4
     with pytest.raises(InfeasibleError, match=r"3 devices.* needs 100 GB .* of the 84\.9 GB") as error:
@@ -166,15 +156,12 @@ def test_training_needs_units_that_hold_weights_gradients_and_optimizer_states()
 def test_generation_instances_hold_the_weights_and_the_caches_of_their_samples() -> None:
     def request(**more: Any) -> RlRequest:
         value = {
-            "lengths": {"quantiles": {"0.5": 30, "0.9": 90}, "max_tokens": 100},
+            **SHORT,
             "samples_per_step": 64,
             "decode": {"batch": [1, 64], "seconds": [0.01, 0.02]},
             "kv": {"bytes_per_token": 1e8, "max_batch": 64},
             "weights": {"transfer": {"bytes": 60e9}},
             "pools": [{"name": "g", "units": 1, "device": "h100-sxm"}],
-            "draws": 2,
-            "max_steps": 8,
-            "budget_s": 60,
             **more,
         }
         return RlRequest.model_validate(value)
@@ -200,21 +187,8 @@ def test_generation_instances_hold_the_weights_and_the_caches_of_their_samples()
 
 
 def test_weights_and_cache_of_a_language_model_limit_its_generation() -> None:
-    config = {
-        "model_type": "llama",
-        "hidden_size": 8192,
-        "intermediate_size": 28672,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    }
-    value = {
-        "lengths": {"quantiles": {"0.5": 30, "0.9": 90}, "max_tokens": 100},
-        "samples_per_step": 8,
-        "pools": [{"name": "g", "units": 8, "device": "h100-sxm"}],
-        "decode": {"batch": [1], "llm": {"config": config, "tp": 1}},
-    }
+    config = json.loads((Path(__file__).parents[2] / "examples" / "llm" / "llama-3.1-70b.json").read_text())
+    value = {**SHORT, "decode": {"batch": [1], "llm": {"config": config, "tp": 1}}}
     with pytest.raises(InfeasibleError, match=r"needs 141 GB .* of the 84\.9 GB"):
         RlRequest.model_validate(value).price_requests()
     value["decode"]["llm"]["tp"] = 2

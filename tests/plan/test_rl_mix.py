@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cdmpp.plan.base.solve import read_request, solve_request
 from cdmpp.plan.rl.dispatch import Dispatcher, MixDispatcher, PoolMix, TailSplit
 from cdmpp.plan.rl.evaluate import lower_bounds
-from cdmpp.plan.rl.generation import Floats, GenerationEngine, SampleQueues, generate
+from cdmpp.plan.rl.generation import Floats, GenerationEngine
 from cdmpp.plan.rl.lengths import draw_steps
 from cdmpp.plan.rl.problem import RlProblem
 from cdmpp.plan.rl.schema import RlPlan, RlRequest
@@ -80,31 +80,6 @@ def test_division_equals_brute_force_over_orders_and_counts(units: list[int], sa
     assert dict(zip(mix.pools, mix.units, strict=True)) == counts
     assert float(mixed.makespans(mix).mean()) <= best * (1 + 1e-12)
     assert float(mixed.lower_bound_s(mix).mean()) <= best * (1 + 1e-12)
-
-
-def test_division_is_near_the_best_assignment_of_single_samples() -> None:
-    gaps = []
-    for seed in range(20):
-        steps = draw_steps(LENGTHS, ranker(1.0), 9, 1, seed)
-        dispatchers = {index: Dispatcher(GenerationEngine(CURVES[index]), steps) for index in range(2)}
-        mixed = MixDispatcher(dispatchers)
-        seconds = float(mixed.makespans(mixed.divide([0, 1], [1, 1]))[0])
-        best = np.inf
-        for to in product((0, 1), repeat=9):
-            ends = []
-            for pool in (0, 1):
-                row = steps.lengths[0, [index for index, at in enumerate(to) if at == pool]]
-                if len(row):
-                    ends.append(float(_alone(dispatchers[pool], row)))
-            best = min(best, max(ends))
-        assert seconds >= best * (1 - 1e-12)
-        gaps.append(seconds / best - 1)
-    assert max(gaps) < 0.2
-    assert float(np.mean(gaps)) < 0.06
-
-
-def _alone(dispatcher: Dispatcher, row: Any) -> float:
-    return generate(dispatcher.engine, np.ascontiguousarray(row), SampleQueues.shared(len(row), 1)).end_s
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

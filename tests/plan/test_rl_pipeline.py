@@ -51,9 +51,7 @@ def solve(predictor: LatencyPredictor | None = None, **changes: Any) -> RlPlan:
 def test_training_runs_the_schedule_as_often_as_its_pipelines_need(pipelines: int, samples: int) -> None:
     training = {"pipeline": {"request": ONE_MODEL, "samples": samples, "units": 4}, "fixed_s": 2.0}
     plan = solve(training=training, layout="shared", generation_units=4 * pipelines)
-    assert plan.training is not None
     runs = math.ceil(64 / (pipelines * samples))
-    assert plan.training.pipeline is not None
     assert (plan.training.pipeline.pipelines, plan.training.pipeline.runs) == (pipelines, runs)
     assert plan.training.pipeline.run_s == pytest.approx(ONE_MODEL_S)
     assert plan.training.time_s == pytest.approx(runs * ONE_MODEL_S + 2)
@@ -79,16 +77,11 @@ def test_streamed_batches_run_whole_schedules_by_plain_loops() -> None:
 
 def test_fused_schedule_is_searched_and_its_answer_gives_the_same_plan() -> None:
     searched = solve(training={"pipeline": {"request": FUSED, "samples": 16, "units": 4}})
-    assert searched.training is not None
-    assert searched.training.pipeline is not None
     schedule = searched.training.pipeline.schedule
-    assert schedule is not None
     assert check_fused(read_request(FusedRequest, FUSED), schedule.model_dump()) == []
     assert searched.training.units % 4 == 0
     answer = make_plan("pipeline", FUSED)
     given = solve(training={"pipeline": {"answer": answer, "samples": 16, "units": 4}})
-    assert given.training is not None
-    assert given.training.pipeline is not None
     assert given.training.pipeline.schedule is None
     assert given.training.pipeline.run_s == schedule.makespan_s == answer["makespan_s"]
     assert given.step_s == searched.step_s

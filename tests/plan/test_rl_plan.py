@@ -30,20 +30,10 @@ from cdmpp.plan.rl.training import Mode, ReadyTimes, TrainingCost
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import Progress, SearchControl
-from tests.plan.rl_cases import BASE, LENGTHS, ranker
+from tests.plan.rl_cases import LENGTHS, REQUEST, ranker
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "rl.json"
 CURVE = 0.01 + 2e-4 * np.arange(17)
-REQUEST: dict[str, Any] = {
-    **BASE,
-    "inference": 0.2,
-    "pools": [
-        {"name": "here", "units": 6, "price_per_hour": 3, "site": "a"},
-        {"name": "there", "units": 5, "price_per_hour": 1, "site": "b"},
-    ],
-    "training": {"seconds_per_token": 0.002, "fixed_s": 1, "efficiency": 0.9, "batch_overhead_s": 0.3},
-    "weights": {"same_site_s": 0.5, "cross_site_s": 4},
-}
 
 
 def solve(**changes: Any) -> RlPlan:
@@ -117,7 +107,6 @@ def test_shared_units_run_the_stages_one_after_the_other() -> None:
     dispatcher = Dispatcher(sizing.pools[0].generation_engine(), steps)
     (sizes,) = candidate_sizes(sizing, 0, dispatcher, TailSplit(1, 2))
     cost = sizing.pools[0].training
-    assert cost is not None
     ends = dispatcher.finish_times(TailSplit(1, 2)).max(1) + 64 * 0.3 / 3
     whole = cost.whole_s(64, steps.lengths.sum(1).astype(float), 3.0)
     assert sizes.step_s == pytest.approx(float((ends + whole).mean()) + 0.7)
@@ -235,7 +224,6 @@ def test_migration_keeps_all_samples_and_none_is_ready_before_it_ends(
 def test_migration_shortens_a_step_with_inference_and_a_long_tail() -> None:
     plan = solve(training=None, inference=0.5, pools=REQUEST["pools"][:1])
     migration = plan.migration
-    assert migration is not None
     assert migration.applied
     assert plan.step_s < plan.baselines["not_migrated"]
     assert migration.remaining_instances < plan.generation.instances
@@ -248,8 +236,6 @@ def test_layout_any_gives_the_better_layout_with_migration(inference: float) -> 
     chosen, shared, separate = (
         solve(inference=inference, pools=pools, layout=layout) for layout in ("any", "shared", "separate")
     )
-    assert shared.training is not None
-    assert separate.training is not None
     assert shared.training.shared
     assert not separate.training.shared
     # Chosen on the search steps, evaluated on the held-out steps.
@@ -347,7 +333,6 @@ def test_price_without_a_positive_lower_bound_is_refused() -> None:
 def test_fixed_sizes_are_kept_and_max_steps_ends_the_search() -> None:
     fixed = solve(generation_units=3, training_units=2)
     assert fixed.generation.instances == 3
-    assert fixed.training is not None
     assert fixed.training.units == 2
     short = solve(max_steps=2)
     assert short.sizes_tried == 2

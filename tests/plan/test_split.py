@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp import FieldError, InfeasibleError, make_plan
-from cdmpp.plan.split import Layer, LayerTable, Rank, Split, split, stage_costs
+from cdmpp.plan.split import Layer, LayerTable, Rank, split
 from cdmpp.plan.split.schema import SplitPlan, SplitRequest
 from cdmpp.plan.split.search import arrangements, best_split, equal_count, every, greedy, longest
 from cdmpp.plan.split.solver import draw
@@ -21,8 +21,7 @@ from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import Progress, SearchControl
 from cdmpp.predict.requests.request import Answer
-from cdmpp.simulate.emulator import Emulator, Pass, Stage
-from tests.simulate.emulator.as_graph import simulate
+from cdmpp.simulate.emulator import Emulator
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "split.json"
 LAYER: dict[str, Any] = {"forward_s": 1, "backward_s": 2}
@@ -119,47 +118,6 @@ def test_without_time_the_baselines_are_reached() -> None:
     assert found.steps == 2  # the baselines alone
     by_hand = [make(table, ranks).step(EMULATOR).makespan_s for make in (equal_count, greedy)]
     assert found.value_s <= min(by_hand)
-
-
-def test_costs_for_other_simulators() -> None:
-    table = LayerTable([Layer((1.0,), (2.0,)), Layer((3.0,), (5.0,)), Layer((0.5,), (1.0,))], 4)
-    forward, backward = stage_costs(Split(table, (Rank(), Rank()), (0, 1), (0, 2, 3)))
-    assert forward == {0: 4.0, 1: 0.5} and backward == {0: 7.0, 1: 1.0}
-
-
-def test_pytorchs_schedule_with_these_costs_takes_as_long() -> None:
-    pytest.importorskip("torch.distributed.pipelining")
-    from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
-
-    layers = [Layer((float(1 + i % 3),), (float(2 + i % 5),)) for i in range(13)]
-    found = split(LayerTable(layers, 8), [Rank()] * 4, "step").split
-    forward, backward = stage_costs(found)
-    rows = get_schedule_ops("GPipe", 4, 8)
-    # A simulator over PyTorch's own actions: their stages and micro-batches, our seconds.
-    end: dict[tuple[str, int, int], float] = {}
-    clock, at = [0.0] * 4, [0] * 4
-    rows = [[op for op in row if op is not None and op.computation_type.name != "REDUCE_GRAD"] for row in rows]
-    while any(at[rank] < len(rows[rank]) for rank in range(4)):
-        for rank in range(4):
-            while at[rank] < len(rows[rank]):
-                op = rows[rank][at[rank]]
-                s, m = op.stage_index, op.microbatch_index
-                is_forward = op.computation_type.name == "FORWARD"
-                needs = [("F", s - 1, m)] if is_forward else [("F", s, m), ("B", s + 1, m)]
-                needs = [one for one in needs if 0 <= one[1] < 4]
-                if any(one not in end for one in needs):
-                    break
-                costs = forward if is_forward else backward
-                clock[rank] = max([clock[rank], *(end[one] for one in needs)]) + costs[s]
-                end["F" if is_forward else "B", s, m] = clock[rank]
-                at[rank] += 1
-    stages = [Stage(forward[s], backward[s]) for s in range(4)]
-    assert max(clock) == simulate(stages, 8, "gpipe").makespan_s
-    orders = [
-        [Pass("F" if op.computation_type.name == "FORWARD" else "B", op.stage_index, op.microbatch_index) for op in row]
-        for row in rows
-    ]
-    assert simulate(stages, 8, orders).makespan_s == max(clock)
 
 
 def plan_of(**more: Any) -> dict[str, Any]:

@@ -122,7 +122,6 @@ def test_attention_backward(kv_heads: int, causal: bool) -> None:
     )
     inputs = (q, k, v, out.detach().numpy(), dout, torch.logsumexp(scores, 3).detach().numpy())
     for got, leaf in zip(run_all(spec, *inputs, outputs=[q.shape, k.shape, v.shape]), leaves, strict=True):
-        assert leaf.grad is not None
         np.testing.assert_allclose(got, leaf.grad.numpy(), rtol=1e-4, atol=1e-4)
 
 
@@ -146,7 +145,6 @@ def test_norm_backward(layer: bool) -> None:
     kept = (mean, scale) if layer else (scale,)
     got = run_all(spec, dy, x, gamma, *kept, outputs=[tuple(leaf.shape) for leaf in leaves])
     for result, leaf in zip(got, leaves, strict=True):
-        assert leaf.grad is not None
         np.testing.assert_allclose(result, leaf.grad.numpy(), rtol=1e-4, atol=1e-5)
 
 

@@ -38,30 +38,18 @@ _SLACK = 1e-9
 
 @dataclass(frozen=True)
 class AfdSide:
-    """The attention or the feed-forward instances.
+    """The attention or the feed-forward instances."""
 
-    Attributes
-    ----------
-    sizes, seconds : array, shape (points,)
-        Seconds of one layer by tokens on one instance.
-    max_instances : int
-        Instances that may be used.
-    price : float
-        Of one instance, per hour or in any unit; 1 counts devices.
-    max_tokens : int
-        Tokens that one instance may hold (KV memory of attention).
-    """
-
+    # (points,): seconds of one layer by tokens on one instance.
     sizes: np.ndarray
     seconds: np.ndarray
-    max_instances: int
-    price: float
-    max_tokens: int
+    max_instances: int  # instances that may be used
+    price: float  # of one instance, per hour or in any unit; 1 counts devices
+    max_tokens: int  # tokens that one instance may hold (KV memory of attention)
 
     def layer_s(self, tokens: np.ndarray) -> np.ndarray:
         """Seconds of one layer; infinite beyond ``max_tokens``."""
-        out: np.ndarray = np.where(tokens <= self.max_tokens, interpolate(self.sizes, self.seconds, tokens), np.inf)
-        return out
+        return np.asarray(np.where(tokens <= self.max_tokens, interpolate(self.sizes, self.seconds, tokens), np.inf))
 
 
 @dataclass(frozen=True)
@@ -74,8 +62,7 @@ class AfdLink:
 
     def layer_s(self, tokens: np.ndarray) -> np.ndarray:
         """Seconds of one layer, there and back, through the link that carries most tokens."""
-        out: np.ndarray = 2 * (self.alpha_s + tokens * self.bytes_per_token / self.bandwidth_bytes_per_s)
-        return out
+        return np.asarray(2 * (self.alpha_s + tokens * self.bytes_per_token / self.bandwidth_bytes_per_s))
 
 
 @dataclass(frozen=True)
@@ -87,8 +74,7 @@ class LinkCurve:
 
     def layer_s(self, tokens: np.ndarray) -> np.ndarray:
         """Seconds of one layer, there and back."""
-        out: np.ndarray = interpolate(self.sizes, self.seconds, tokens)
-        return out
+        return np.asarray(interpolate(self.sizes, self.seconds, tokens))
 
 
 AnyLink = AfdLink | LinkCurve
@@ -139,21 +125,9 @@ def size(
 ) -> Sizing:
     """The cheapest choice per token that keeps the goal; equal ones: fewer instances, smaller batch.
 
-    Parameters
-    ----------
-    tpot_s : float
-        Most seconds between two tokens.
-    tokens_per_s : float
-        Fewest tokens a second of the whole service.
-    equal : bool
-        As many instances on either side.
-    control : SearchControl, optional
-        When it expires, the best choice so far is returned, with ``complete`` false.
-
-    Raises
-    ------
-    InfeasibleError
-        No choice keeps the goal; the message says what the best one reaches.
+    ``tpot_s``: most seconds between two tokens. ``tokens_per_s``: fewest tokens a second of the whole service.
+    ``equal``: as many instances on either side. If ``control`` expires, the best choice so far has ``complete`` false.
+    Raises InfeasibleError: no choice keeps the goal; the message says what the best one reaches.
     """
     control = control or SearchControl()
     enumeration = _Enumeration(attention, ffn, link, layers, equal)
@@ -206,12 +180,8 @@ class _Enumeration:
     min(a x, f y). Below y = a x / f, more feed-forward instances lower the price of a token; above it, fewer do.
     So only the two integers around a x / f are evaluated. Pairs (a, f) are visited in the order of a lower bound.
 
-    Attributes
-    ----------
-    attention_s, ffn_s, link_s : float64 array
-        Seconds of one layer by tokens on the busiest instance; entry 0 is not used.
-    largest : int
-        Largest micro-batch.
+    ``attention_s``, ``ffn_s`` and ``link_s`` are seconds of one layer by tokens on the busiest instance, from index 1.
+    ``largest`` is the largest micro-batch.
     """
 
     def __init__(self, attention: AfdSide, ffn: AfdSide, link: AnyLink, layers: int, equal: bool) -> None:
@@ -230,13 +200,11 @@ class _Enumeration:
     def stage_s(self, a: np.ndarray, f: np.ndarray) -> np.ndarray:
         """Seconds of the slowest stage in all layers, by tokens on one instance of either side."""
         compute_s = np.maximum(self.attention_s[a], self.ffn_s[f])
-        stage_s: np.ndarray = self.layers * np.maximum(compute_s, self.link_s[np.maximum(a, f)])
-        return stage_s
+        return np.asarray(self.layers * np.maximum(compute_s, self.link_s[np.maximum(a, f)]))
 
     def largest_batch(self, a: np.ndarray, f: np.ndarray) -> np.ndarray:
         """Largest micro-batch with these tokens on one instance."""
-        batch: np.ndarray = np.minimum(np.minimum(a * self.most_x, f * self.most_y), self.largest)
-        return batch
+        return np.asarray(np.minimum(np.minimum(a * self.most_x, f * self.most_y), self.largest))
 
     def least(self, objective: _Stage, control: SearchControl) -> _Choice | None:
         """The choice with the least value; of equal ones, that with the fewest instances. None if no choice is valid.
@@ -314,8 +282,7 @@ class _Enumeration:
             end = int(blocks[:, 1].max()) + 1 if self.equal else len(layer_s)
             parts.append(np.minimum.reduceat(layer_s[:end], starts)[place])
         parts.append(self.least_link_s[np.maximum(blocks[:, 0], blocks[:, 2])])
-        stage_s: np.ndarray = self.layers * np.maximum.reduce(parts)
-        return stage_s
+        return np.asarray(self.layers * np.maximum.reduce(parts))
 
     def _lower(self, objective: _Stage, block: np.ndarray) -> np.ndarray:
         """Lower bounds of a block's pairs."""
@@ -432,14 +399,7 @@ def colocated(
 ) -> ColocatedPlan | None:
     """The cheapest batch of instances that compute all parts of a layer in turn; None if no batch keeps the goal.
 
-    Parameters
-    ----------
-    *layers_in_turn : AfdSide
-        Parts of a layer, at one price.
-    layers, tpot_s, tokens_per_s
-        As :func:`size` takes them.
-    max_instances : int, optional
-        Instances that may be used.
+    ``layers_in_turn``: parts of a layer, at one price. ``layers``, ``tpot_s``, ``tokens_per_s``: as in :func:`size`.
     """
     batches = np.arange(1, min(side.max_tokens for side in layers_in_turn) + 1)
     stage = layers * np.sum([side.layer_s(batches) for side in layers_in_turn], axis=0)

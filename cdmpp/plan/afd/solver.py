@@ -36,12 +36,8 @@ if TYPE_CHECKING:
 def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
     """The cheapest instance counts that meet the goal.
 
-    Raises
-    ------
-    FieldError
-        A curve contradicts itself.
-    InfeasibleError
-        No choice meets the goal.
+    Raises FieldError: a curve contradicts itself.
+    Raises InfeasibleError: no choice meets the goal.
     """
     attention, attention_costs = _side(request, "attention")
     ffn, ffn_costs = _side(request, "ffn")
@@ -149,17 +145,9 @@ def _side(request: AfdRequest, name: str, in_flight: int = IN_FLIGHT) -> tuple[A
 def tokens_in_memory(forms: dict[str, SideForm], layers: int, in_flight: int, ignore: bool) -> int | None:
     """Tokens of a micro-batch that an instance which computes all these sides holds; None: memory is no limit.
 
-    Parameters
-    ----------
-    forms : dict of str to SideForm
-        Sides by their field in the request.
-    in_flight : int
-        Micro-batches whose sequences have their caches on the instance at the same time.
-
-    Raises
-    ------
-    InfeasibleError
-        The weights and one sequence of each micro-batch do not fit.
+    ``forms``: sides by their field in the request.
+    ``in_flight``: micro-batches whose sequences have their caches on the instance at the same time.
+    Raises InfeasibleError: the weights and one sequence of each micro-batch do not fit.
     """
     limit = min(memory_limit(form.memory_bytes, [form.layer.device], ignore) for form in forms.values())
     parts = [side_bytes(form, f"{path}.layer", layers) for path, form in forms.items()]

@@ -29,19 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """An elastic job.
-
-    Attributes
-    ----------
-    workers : tuple of int
-        Counts that it can run with, growing; the first is what it needs.
-    remaining_s : tuple of float
-        Seconds it would still take with each.
-    """
+    """An elastic job."""
 
     name: str
-    workers: tuple[int, ...]
-    remaining_s: tuple[float, ...]
+    workers: tuple[int, ...]  # counts that it can run with, growing; the first is what it needs
+    remaining_s: tuple[float, ...]  # seconds it would still take with each
 
     def time_s(self, workers: int) -> float:
         """Seconds with one of its counts."""
@@ -131,10 +123,7 @@ def total_s(jobs: Sequence[Job], chosen: Allocation) -> float:
 def most_saved(jobs: Sequence[Job], chosen: Allocation, spare: int) -> float:
     """No allocation of ``spare`` extra workers to the jobs that run saves more: the linear relaxation.
 
-    Parameters
-    ----------
-    chosen : allocation
-        Of :func:`least`: only whether a job runs is read.
+    ``chosen``: of :func:`least`: only whether a job runs is read.
     """
     slopes: list[tuple[float, int]] = []
     for job, n in zip(jobs, chosen, strict=True):
@@ -180,19 +169,8 @@ def reclaim(
 ) -> ReclaimPlan:
     """The ``wanted`` servers whose return costs least; equal costs: fewer jobs shrunk, then by name.
 
-    Parameters
-    ----------
-    servers : mapping of server to (mapping of job to its workers there)
-    wanted : int
-        At most the number of servers.
-    workers, needed : mapping of job to int
-        What a job has in all, and what it cannot do without.
-    cost_s : mapping of job to float
-        Seconds lost when it is preempted (its work since the last checkpoint, and its start).
-
-    Notes
-    -----
-    All sets are tried: with 16 servers 12,870 at most.
+    ``workers``, ``needed``: what a job has in all, and what it cannot do without. ``cost_s``: seconds lost when it is
+    preempted (its work since the last checkpoint, and its start). All sets are tried: with 16 servers 12,870 at most.
     """
     names = sorted(servers)
     return min(
@@ -224,12 +202,8 @@ def _of(
 def solve(request: ClusterRequest, control: SearchControl) -> ClusterPlan:
     """The allocation with the least sum of remaining times.
 
-    Raises
-    ------
-    FieldError
-        A step takes no time.
-    InfeasibleError
-        Every job needs more workers than there are.
+    Raises FieldError: a step takes no time.
+    Raises InfeasibleError: every job needs more workers than there are.
     """
     jobs = [_job(request, number) for number in range(len(request.jobs))]
     returned = _returned(request)

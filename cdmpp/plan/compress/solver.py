@@ -347,13 +347,7 @@ _STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 def solve(request: CompressRequest, control: SearchControl) -> CompressPlan:
-    """The strategy with the shortest iteration within the budget.
-
-    Raises
-    ------
-    FieldError
-        As :func:`tensors_of`.
-    """
+    """The strategy with the shortest iteration within the budget. Raises FieldError: as :func:`tensors_of`."""
     tensors = tensors_of(request)
     describe = partial(_plan, tensors, _longest_passes(request))
     may_continue = _limit(request.max_steps, control, tensors)
@@ -394,10 +388,7 @@ def _limit(max_steps: int | None, control: SearchControl, tensors: Sequence[Grad
 def tensors_of(request: CompressRequest) -> list[GradientTensor]:
     """The tensors of a resolved request, with their options.
 
-    Raises
-    ------
-    FieldError
-        Two compressors or tensors with one name, or a link without figures.
+    Raises FieldError: two compressors or tensors with one name, or a link without figures.
     """
     predicted = request.link.collective
     links: dict[str, Link] = {}

@@ -65,10 +65,7 @@ def _run(letter: str, count: int) -> str:
 def parse_layout(text: str) -> list[str]:
     """Symbols of each stage: ``Et*3|(tt|)*2L`` is ["Ettt", "tt", "tt", "L"].
 
-    Raises
-    ------
-    FieldError
-        The text is no layout.
+    Raises FieldError: the text is no layout.
     """
     expanded = text.replace(",", "").replace(" ", "")
     for pattern in (r"\(([^()]+)\)\*(\d{1,9})", r"(.)\*(\d{1,9})"):
@@ -87,24 +84,10 @@ def parse_layout(text: str) -> list[str]:
 
 
 def tensor_parallel(request: Request[Any], *fields: str) -> tuple[int, list[str]]:
-    """Tensor-parallel ranks of a request: those of its language model, or of the all-reduces among its programs.
+    """Tensor-parallel ranks of a request's language model, or of the all-reduces among its programs (1 without either).
 
-    Parameters
-    ----------
-    *fields : str
-        Fields of the request to look at; default: all.
-
-    Returns
-    -------
-    ranks : int
-        1 without either.
-    notes : list of str
-        The source of the number.
-
-    Raises
-    ------
-    FieldError
-        They have different numbers of ranks, or a language model has several stages.
+    ``fields``: fields of the request to look at; default: all. The notes name the source of the number.
+    Raises FieldError: they have different numbers of ranks, or a language model has several stages.
     """
     values = request.model_dump(mode="json", include=set(fields) or None)
     ranks = sorted(set(_all_reduces(values)))
@@ -152,20 +135,8 @@ def check_fills_nodes(unit_gpus: int, node_gpus: int) -> None:
 def nodes(units: int, unit_gpus: int, node_gpus: int) -> tuple[int, int]:
     """Nodes and GPUs of each node for the units of a pool.
 
-    Parameters
-    ----------
-    units, unit_gpus, node_gpus : int
-        Units of the pool, GPUs of a unit, GPUs of a node.
-
-    Returns
-    -------
-    nodes, gpus : int
-        The fewest nodes with equal numbers of GPUs, on which no unit is divided unnecessarily.
-
-    Raises
-    ------
-    FieldError
-        A unit is larger than a node and no multiple of it.
+    Returns ``nodes, gpus``: the fewest nodes with equal numbers of GPUs, on which no unit is divided unnecessarily.
+    Raises FieldError: a unit is larger than a node and no multiple of it.
     """
     if unit_gpus > node_gpus:
         check_fills_nodes(unit_gpus, node_gpus)

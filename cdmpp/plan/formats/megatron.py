@@ -11,7 +11,7 @@ from cdmpp.llm.config import LLMConfig
 from cdmpp.plan.formats.layers import LayerExporter, layout_text, parse_layout, symbol
 from cdmpp.plan.formats.registry import Exported, Imported, RequestImporter
 from cdmpp.plan.formats.text import CommandOptions, assumptions, line, options
-from cdmpp.plan.formats.transformer import Training, TrainingJob, micro_batch_count
+from cdmpp.plan.formats.transformer import PipelineJob, Training, micro_batch_count
 from cdmpp.plan.multimodal.schema import MultimodalPlan
 from cdmpp.plan.split.schema import SplitPlan, SplitRequest
 from cdmpp.predict.requests.request import Answer, Count, DeviceForm, Request
@@ -70,7 +70,7 @@ class MegatronImporter(RequestImporter):
             notes.append("no --global-batch-size: one micro-batch for each copy, as in Megatron")
         micro_batches = 1 if batch is None else micro_batch_count(batch, run.micro_batch, dp, "--global-batch-size")
         stages, virtual = _stages(args, model.layers, pp)
-        job = TrainingJob(
+        job = PipelineJob(
             model,
             run,
             pp,

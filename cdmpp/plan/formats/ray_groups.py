@@ -107,7 +107,7 @@ class RayImporter(RequestImporter):
         return Imported(request, missing=MISSING)
 
 
-class _Group(Row):
+class _PlacementGroup(Row):
     """A placement group, as the keyword arguments of Ray."""
 
     name: str
@@ -118,10 +118,7 @@ class _Group(Row):
     def units(self, tp: int | None) -> int:
         """Units of ``tp`` GPUs; by default a unit is a bundle.
 
-        Raises
-        ------
-        FieldError
-            The GPUs are no multiple of a unit.
+        Raises FieldError: the GPUs are no multiple of a unit.
         """
         gpus = [bundle.get("GPU", 0.0) for bundle in self.bundles]
         size = tp if tp is not None else max(gpus[0], 1.0)
@@ -135,8 +132,8 @@ class _Group(Row):
 
 
 class _File(Row):
-    groups: Annotated[list[_Group], Field(min_length=1)]
+    groups: Annotated[list[_PlacementGroup], Field(min_length=1)]
 
 
-def _groups(text: str) -> list[_Group]:
+def _groups(text: str) -> list[_PlacementGroup]:
     return read_request(_File, read_json(text, '{"groups": [{"name", "strategy", "bundles"}]}')).groups

@@ -22,40 +22,20 @@ from cdmpp.utils.writing import replacing
 
 @dataclass(frozen=True)
 class Exported:
-    """A plan in the format of another framework.
+    """A plan in the format of another framework."""
 
-    Attributes
-    ----------
-    text : str
-        Content of the file.
-    notes : tuple of str
-        Parts of the plan that the format cannot express, and assumptions; one sentence each.
-    """
-
-    text: str
-    notes: tuple[str, ...] = ()
+    text: str  # content of the file
+    notes: tuple[str, ...] = ()  # parts of the plan that the format cannot express, and assumptions; one sentence each
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A plan request from the file of another framework.
+    """A plan request from the file of another framework."""
 
-    Attributes
-    ----------
-    request : dict
-        The request as JSON values. Fields that the file does not determine are missing.
-    ignored : tuple of str
-        Fields of the file that have no counterpart in the request.
-    notes : tuple of str
-        Assumptions; one sentence each.
-    missing : tuple of str
-        Dotted paths of fields that the planner needs and the file does not have.
-    """
-
-    request: dict[str, Any]
-    ignored: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
+    request: dict[str, Any]  # The request as JSON values. Fields that the file does not determine are missing.
+    ignored: tuple[str, ...] = ()  # fields of the file that have no counterpart in the request
+    notes: tuple[str, ...] = ()  # assumptions; one sentence each
+    missing: tuple[str, ...] = ()  # dotted paths of fields that the planner needs and the file does not have
 
 
 class PlanExporter(Closed, ABC):
@@ -68,10 +48,7 @@ class PlanExporter(Closed, ABC):
     def export(self, request: Request[Any], plan: Answer) -> Exported:
         """The plan in this format.
 
-        Raises
-        ------
-        FieldError
-            The format cannot express the plan; ``path`` names the field of the plan or of the request.
+        Raises FieldError: the format cannot express the plan; ``path`` names the field of the plan or of the request.
         """
 
 
@@ -85,10 +62,7 @@ class RequestImporter(Closed, ABC):
     def read(self, text: str, kind: str) -> Imported:
         """The request that a file describes.
 
-        Raises
-        ------
-        FieldError
-            The text is not of this format, or has a value that no request can express.
+        Raises FieldError: the text is not of this format, or has a value that no request can express.
         """
 
 
@@ -127,10 +101,7 @@ def put(tree: dict[str, Any], path: str, value: Any) -> None:
 def write_export(exported: Exported, path: str | PathLike[str]) -> None:
     """Write an exported plan; the file is replaced atomically.
 
-    Raises
-    ------
-    DataError
-        The file cannot be written; a previous file is kept.
+    Raises DataError: the file cannot be written; a previous file is kept.
     """
     with replacing(path) as aside:
         aside.write_text(exported.text, encoding="utf-8", newline="")
@@ -142,16 +113,8 @@ def merge(request: Any, fields: Any, path: str = "") -> Any:
     Objects are merged field by field. An object for a list is merged into each of its items. A list of objects for a
     list of the same length is merged item by item. Any other value replaces the value of the request.
 
-    Parameters
-    ----------
-    request, fields : JSON values
-    path : str
-        Dotted path of both, for errors.
-
-    Raises
-    ------
-    FieldError
-        Two lists of objects have different lengths.
+    ``path``: dotted path of both, for errors.
+    Raises FieldError: two lists of objects have different lengths.
     """
     if isinstance(request, Mapping) and isinstance(fields, Mapping):
         merged = dict(request)
@@ -181,20 +144,11 @@ Model = TypeVar("Model", PlanExporter, RequestImporter)
 
 @dataclass(frozen=True)
 class Format:
-    """A file format; its module is imported on first use.
+    """A file format; its module is imported on first use."""
 
-    Attributes
-    ----------
-    summary : str
-        What the file is for, in one line.
-    module : str
-        Module of this package.
-    writes, reads : str or None
-        Its exporter and its importer.
-    """
-
-    summary: str
-    module: str
+    summary: str  # what the file is for, in one line
+    module: str  # module of this package
+    # Its exporter and its importer.
     writes: str | None
     reads: str | None
 
@@ -294,10 +248,7 @@ def import_request(
 def exporter_of(format: str, kind: str) -> type[PlanExporter]:
     """The exporter of a format, for a planner.
 
-    Raises
-    ------
-    FieldError
-        The format is not known, or it does not have this planner; the hint lists the formats that do.
+    Raises FieldError: the format is not known, or it does not have this planner; the hint lists the formats that do.
     """
     known = {name: cls for name, item in FORMATS.items() if (cls := item.exporter()) is not None}
     return _choose(known, format, kind, "export")
@@ -326,13 +277,7 @@ def _choose(known: Mapping[str, type[Model]], format: str, kind: str, way: str) 
 
 
 def options_of(model: type[Model], format: str, values: Mapping[str, Any]) -> Model:
-    """An exporter or importer with its options.
-
-    Raises
-    ------
-    FieldError
-        An option is unknown or wrong.
-    """
+    """An exporter or importer with its options. Raises FieldError: an option is unknown or wrong."""
     known = ", ".join(model.model_fields) or "none"
     unknown = [name for name in values if name not in model.model_fields]
     if unknown:

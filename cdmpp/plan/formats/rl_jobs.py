@@ -57,47 +57,29 @@ _VERSIONS = "trainer.v1.sampler.max_off_policy_threshold"
 
 @dataclass(frozen=True)
 class NodePool:
-    """Equal units: generation instances or data-parallel training units.
-
-    Attributes
-    ----------
-    units, unit_gpus : int
-        Units; GPUs of each.
-    nodes, node_gpus : int
-        Nodes; GPUs of each.
-    """
+    """Equal units: generation instances or data-parallel training units."""
 
     name: str
+    # Units; GPUs of each.
     units: int
     unit_gpus: int
+    # Nodes; GPUs of each.
     nodes: int
     node_gpus: int
 
 
 @dataclass(frozen=True)
 class Pools:
-    """Pools of a plan.
+    """Pools of a plan."""
 
-    Attributes
-    ----------
-    generation, training : NodePool
-        The same pool where the plan is shared.
-    shared : bool
-        The units generate, then train.
-    tp : int
-        GPUs of a generation instance.
-    layout : mapping or None
-        Degrees and micro-batch of training; None: the plan has none.
-    samples, mini_batch : int
-        Samples of a step and of an update.
-    """
-
+    # The same pool where the plan is shared.
     generation: NodePool
     training: NodePool
-    shared: bool
-    tp: int
+    shared: bool  # the units generate, then train
+    tp: int  # GPUs of a generation instance
     notes: tuple[str, ...]
-    layout: Mapping[str, Any] | None
+    layout: Mapping[str, Any] | None  # degrees and micro-batch of training; None: the plan has none
+    # Samples of a step and of an update.
     samples: int
     mini_batch: int
 
@@ -137,13 +119,7 @@ class RlExporter(PlanExporter, ABC):
     samples_per_prompt: Annotated[Count, Field(description="Responses to one prompt.")] = 1
 
     def pools(self, request: Request[Any], plan: Answer) -> tuple[RlRequest, RlPlan, Pools]:
-        """The pools of a plan.
-
-        Raises
-        ------
-        FieldError
-            Several pools generate, or nothing trains.
-        """
+        """The pools of a plan. Raises FieldError: several pools generate, or nothing trains."""
         assert isinstance(request, RlRequest) and isinstance(plan, RlPlan)
         if plan.generation.parts:
             raise FieldError(
@@ -172,10 +148,7 @@ class RlExporter(PlanExporter, ABC):
     def prompts(self, samples: int, whole: str = "a step") -> int:
         """Prompts of a step, or of another ``whole``.
 
-        Raises
-        ------
-        FieldError
-            The responses to a prompt do not divide the samples.
+        Raises FieldError: the responses to a prompt do not divide the samples.
         """
         if samples % self.samples_per_prompt:
             raise FieldError.at(
@@ -214,14 +187,8 @@ class RlImporter(RequestImporter, ABC):
     ) -> Imported:
         """The request with the decode curve of a language model, where model and device are known.
 
-        Parameters
-        ----------
-        request : dict
-            Of :func:`rl_request`.
-        tp : int
-            GPUs of a generation instance.
-        model : str or None
-            Model of the file: used where it is a local folder with a ``config.json``.
+        ``request``: of :func:`rl_request`. ``tp``: GPUs of a generation instance. ``model``: model of the file, used
+        where it is a local folder with a ``config.json``.
         """
         path = Path(self.model) if self.model is not None else Path(str(model)) / "config.json"
         if self.device is None or (self.model is None and not (model and path.is_file())):
@@ -266,20 +233,9 @@ def rl_request(
 ) -> dict[str, Any]:
     """A request with the sizes of a job; lengths, costs and weights are missing.
 
-    Parameters
-    ----------
-    generation : int
-        Generation instances.
-    training : int or None
-        Training units of another pool; None: the generation instances train too.
-    samples : int
-        Samples of a step.
-    prompt_tokens, max_tokens : int or None
-        Tokens of a prompt; most tokens of a response.
-    max_batch : int, optional
-        Most samples of an instance at once.
-    staleness : int, optional
-        Steps by which weights may be behind.
+    ``generation``: generation instances. ``training``: training units of another pool; None: the generation instances
+    train too. ``samples``: of a step. ``max_tokens``: of a response. ``max_batch``: samples of an instance at once.
+    ``staleness``: steps by which weights may be behind.
     """
     if training is None:
         pools: list[dict[str, Any]] = [{"name": "shared", "units": generation}]

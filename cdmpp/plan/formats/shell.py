@@ -40,18 +40,10 @@ _SEPARATOR, _MARK = "\ue002", re.compile("\ue000(\\d+)\ue001")
 
 
 class Unknown(str):
-    """A word of which a part cannot be expanded, as it stands in the script.
+    """A word of which a part cannot be expanded, as it stands in the script."""
 
-    Attributes
-    ----------
-    why : str
-        The part, its line, and the reason.
-    whole : bool
-        Nothing else is in the word: it may stand for any number of words.
-    """
-
-    why: str
-    whole: bool
+    why: str  # the part, its line, and the reason
+    whole: bool  # nothing else is in the word: it may stand for any number of words
 
     def __new__(cls, text: str, why: str, whole: bool = False) -> Unknown:
         """A word with its reason."""
@@ -74,10 +66,7 @@ Command = tuple[list[str], str]
 def commands(text: str) -> list[Command]:
     """The commands of a script that is run without arguments; of a text of assignments alone, the words it assigns.
 
-    Raises
-    ------
-    FieldError
-        A quotation or bracket has no end, or the text or its expansions exceed :data:`MAX_TEXT`.
+    Raises FieldError: a quotation or bracket has no end, or the text or its expansions exceed :data:`MAX_TEXT`.
     """
     script = _Script(text.replace("\r\n", "\n"), {}, [])
     expanded = script.commands()

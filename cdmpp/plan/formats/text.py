@@ -31,10 +31,7 @@ def options(text: str) -> dict[str, Value]:
     An option with several values has a list. Where an option is repeated, the last one counts, as in argparse. A value
     that the script does not determine is :class:`cdmpp.plan.formats.shell.Unknown`.
 
-    Raises
-    ------
-    FieldError
-        The text is no shell script, or a part of it that cannot be expanded may hold any options.
+    Raises FieldError: the text is no shell script, or a part of it that cannot be expanded may hold any options.
     """
     return _merged(text, _options)
 
@@ -78,13 +75,7 @@ def _part(word: str, value: str) -> str:
 
 
 def _check_single(word: str, alone: bool) -> None:
-    """Refuse a word that may stand for any number of options.
-
-    Parameters
-    ----------
-    alone : bool
-        No option before it takes it as its value.
-    """
+    """Refuse a word that may stand for any number of options. ``alone``: no option before it takes it as its value."""
     if isinstance(word, Unknown) and word.whole and (alone or _LISTS.search(word)):
         raise FieldError(word.why, hint="it may hold options: assign it in the text, or remove it")
 
@@ -126,12 +117,7 @@ def line(values: Iterable[tuple[str, Any]]) -> str:
 class CommandOptions:
     """Options of a file, of which a reader takes those that it knows.
 
-    Attributes
-    ----------
-    remaining : dict
-        Options that were not taken.
-    assumed : dict of str to int
-        Defaults of numbers that are not in the file.
+    ``remaining``: options that were not taken. ``assumed``: defaults of numbers that are not in the file.
     """
 
     def __init__(self, values: dict[str, Value]) -> None:
@@ -141,10 +127,7 @@ class CommandOptions:
     def whole(self, name: str, default: int | None = None, *others: str) -> int | None:
         """A whole number from 1 to :data:`MAX_COUNT`, by any of its names.
 
-        Raises
-        ------
-        FieldError
-            The value is not such a number.
+        Raises FieldError: the value is not such a number.
         """
         try:
             value = self.text(name, None, *others)
@@ -192,12 +175,9 @@ def read_json(text: str, hint: str) -> Any:
 def read_yaml(text: str) -> Any:
     """The value of a YAML text; no objects of Python are made.
 
-    Raises
-    ------
-    FieldError
-        The text is not YAML, is too long, has more than :data:`MAX_VALUES` values, or a value contains itself.
-    MissingDependencyError
-        PyYAML is not installed.
+    Raises FieldError: the text is not YAML, is too long, has more than :data:`MAX_VALUES` values, or a value contains
+    itself.
+    Raises MissingDependencyError: PyYAML is not installed.
     """
     yaml = _yaml()
     if len(text) > MAX_YAML:
@@ -229,13 +209,7 @@ def _check_size(value: Any) -> None:
 
 
 def write_yaml(value: Any) -> str:
-    """A value of JSON as YAML, keys in their order.
-
-    Raises
-    ------
-    MissingDependencyError
-        PyYAML is not installed.
-    """
+    """A value of JSON as YAML, keys in their order. Raises MissingDependencyError: PyYAML is not installed."""
     text: str = _yaml().safe_dump(value, sort_keys=False)
     return text
 

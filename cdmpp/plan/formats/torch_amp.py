@@ -62,13 +62,7 @@ class TorchAmpImporter(RequestImporter):
 
 
 def read_types(text: str) -> dict[str, str]:
-    """The map of a file.
-
-    Raises
-    ------
-    FieldError
-        The text is not a JSON object of types.
-    """
+    """The map of a file. Raises FieldError: the text is not a JSON object of types."""
     types = read_json(text, "give a file of the format torch-amp")
     if not isinstance(types, dict) or not types:
         raise FieldError("the file is not a JSON object", hint='module names to types: {"layers.0": "float16"}')

@@ -12,7 +12,7 @@ from cdmpp.llm import read_config
 from cdmpp.llm.config import LLMConfig
 from cdmpp.plan.formats.layers import LayerExporter, symbol
 from cdmpp.plan.formats.registry import Exported, Imported, RequestImporter, at, leaves
-from cdmpp.plan.formats.transformer import Training, TrainingJob, ended, micro_batch_count
+from cdmpp.plan.formats.transformer import PipelineJob, Training, ended, micro_batch_count
 from cdmpp.plan.split.schema import SplitPlan, SplitRequest
 from cdmpp.predict.requests.request import Answer, Count, DeviceForm, Request
 from cdmpp.utils.files import parse_toml
@@ -84,7 +84,7 @@ class TorchtitanExporter(LayerExporter):
         return modules
 
 
-class _Fields:
+class _JobFields:
     """Values of a file, and the paths that were read."""
 
     def __init__(self, tree: dict[str, Any]) -> None:
@@ -126,7 +126,7 @@ class TorchtitanImporter(RequestImporter):
             tree = parse_toml(text.encode())
         except ValueError as error:
             raise FieldError(f"the file is not TOML: {error}", hint="give a torchtitan configuration") from None
-        fields, notes = _Fields(tree), list[str]()
+        fields, notes = _JobFields(tree), list[str]()
         name, flavor = fields.value("model.name", "llama3"), fields.value("model.flavor", "debugmodel")
         model = torchtitan_model(name, flavor) if self.model is None else read_config(self.model, "model")
         for degree in ("parallelism.context_parallel_degree", "parallelism.expert_parallel_degree"):
@@ -161,7 +161,7 @@ class TorchtitanImporter(RequestImporter):
                 f"{len(stages)} stages are no multiple of {pp} ranks",
                 hint="correct the file",
             )
-        job = TrainingJob(
+        job = PipelineJob(
             model,
             run,
             pp,
@@ -179,7 +179,7 @@ class TorchtitanImporter(RequestImporter):
         return job.imported(kind, ignored, notes)
 
 
-def _schedule(fields: _Fields, kind: str) -> str:
+def _schedule(fields: _JobFields, kind: str) -> str:
     path = "parallelism.pipeline_parallel_schedule"
     name = str(fields.value(path, "1F1B"))
     file = fields.value("parallelism.pipeline_parallel_schedule_csv")
@@ -217,7 +217,7 @@ def _stages(parts: Any, model: LLMConfig) -> list[dict[str, int]] | None:
     return stages
 
 
-def _default_stages(fields: _Fields, model: LLMConfig, pp: int, schedule: str) -> list[dict[str, int]]:
+def _default_stages(fields: _JobFields, model: LLMConfig, pp: int, schedule: str) -> list[dict[str, int]]:
     """torchtitan's own division: embedding and output count as some layers; the first stages get one more."""
     prefix = "parallelism.pipeline_parallel_"
     first = fields.value(f"{prefix}first_stage_less_layers", 1)
@@ -242,10 +242,7 @@ def _default_stages(fields: _Fields, model: LLMConfig, pp: int, schedule: str) -
 def torchtitan_model(name: Any, flavor: Any) -> LLMConfig:
     """Dimensions of a flavor; the variants of its attention (``8B_flex``) have the same.
 
-    Raises
-    ------
-    FieldError
-        The model or the flavor is not known.
+    Raises FieldError: the model or the flavor is not known.
     """
     flavors = _FLAVORS.get(str(name))
     plain = str(flavor).removesuffix("_attn").removesuffix("_flex").removesuffix("_varlen")

@@ -26,37 +26,20 @@ Works = list[tuple[Form, int]]
 
 
 @dataclass(frozen=True)
-class TrainingJob:
-    """A training job with pipeline parallelism.
-
-    Attributes
-    ----------
-    pp : int
-        Ranks of the pipeline.
-    virtual : int
-        Stages on each rank.
-    micro_batches : int
-        Of a step of one data-parallel copy.
-    dp : int
-        Data-parallel copies.
-    schedule : str or dict
-        Of a ``simulate`` request.
-    stages : sequence of mappings, optional
-        Numbers of "embedding", "block" and "head" in each stage; default: equal numbers of blocks.
-    recompute : bool
-        Whether activations are recomputed.
-    """
+class PipelineJob:
+    """A training job with pipeline parallelism."""
 
     model: LLMConfig
     run: Training
-    pp: int
-    micro_batches: int
+    pp: int  # ranks of the pipeline
+    micro_batches: int  # of a step of one data-parallel copy
     device: Any
-    virtual: int = 1
-    dp: int = 1
-    schedule: Any = "1f1b"
+    virtual: int = 1  # stages on each rank
+    dp: int = 1  # data-parallel copies
+    schedule: Any = "1f1b"  # of a ``simulate`` request
+    # Numbers of "embedding", "block" and "head" in each stage; default: equal numbers of blocks.
     stages: Sequence[Mapping[str, int]] | None = None
-    recompute: bool = False
+    recompute: bool = False  # whether activations are recomputed
 
     @property
     def ranks(self) -> int:
@@ -66,10 +49,7 @@ class TrainingJob:
     def imported(self, kind: str, ignored: tuple[str, ...], notes: Sequence[str]) -> Imported:
         """The request of a planner, "split" or "simulate".
 
-        Raises
-        ------
-        FieldError
-            The tensor-parallel ranks do not divide the model, or the stages its layers.
+        Raises FieldError: the tensor-parallel ranks do not divide the model, or the stages its layers.
         """
         check_dense(self.model)
         if self.pp * self.virtual > self.model.layers + 2:
@@ -129,13 +109,7 @@ class TrainingJob:
 
 
 def micro_batch_count(sequences: int, micro_batch: int, dp: int, option: str) -> int:
-    """Micro-batches of a data-parallel copy.
-
-    Raises
-    ------
-    FieldError
-        The sequences of a step cannot be divided into them.
-    """
+    """Micro-batches of a data-parallel copy. Raises FieldError: the sequences of a step cannot be divided into them."""
     if sequences % (micro_batch * dp):
         raise FieldError.at(
             option,
@@ -147,29 +121,18 @@ def micro_batch_count(sequences: int, micro_batch: int, dp: int, option: str) ->
 
 @dataclass(frozen=True)
 class Training:
-    """How a transformer is trained.
+    """How a transformer is trained."""
 
-    Attributes
-    ----------
-    micro_batch, sequence : int
-        Sequences of a micro-batch; tokens of a sequence.
-    tp : int
-        Tensor-parallel ranks of each stage.
-    sequence_parallel : bool
-        Whether each tensor-parallel rank has a part of the tokens between the linear layers.
-    fp8_scaling : str, optional
-        Scaling of the FP8 products in the linear layers of the blocks; None: they compute in ``dtype``.
-    fp8_weight_gradient : bool
-        Whether the gradients of the weights are FP8 products too.
-    """
-
+    # Sequences of a micro-batch; tokens of a sequence.
     micro_batch: int
     sequence: int
-    tp: int = 1
+    tp: int = 1  # tensor-parallel ranks of each stage
     dtype: str = "bfloat16"
+    # Whether each tensor-parallel rank has a part of the tokens between the linear layers.
     sequence_parallel: bool = False
+    # Scaling of the FP8 products in the linear layers of the blocks; None: they compute in ``dtype``.
     fp8_scaling: str | None = None
-    fp8_weight_gradient: bool = True
+    fp8_weight_gradient: bool = True  # whether the gradients of the weights are FP8 products too
 
     @property
     def tokens(self) -> int:
@@ -221,10 +184,7 @@ def check_tensor_parallel(model: LLMConfig, tp: int, option: str) -> None:
 def layer_forms(model: LLMConfig, run: Training, transfer: Form | None = None) -> list[Form]:
     """Layers of a ``split`` request: embedding, blocks, head.
 
-    Parameters
-    ----------
-    transfer : dict, optional
-        Predicted cost of sending a layer's output to another rank.
+    ``transfer``: predicted cost of sending a layer's output to another rank.
     """
     size = {"boundary_bytes": _boundary_bytes(model, run)}
     send = size if transfer is None else size | {"transfer": transfer}
@@ -238,12 +198,8 @@ def layer_forms(model: LLMConfig, run: Training, transfer: Form | None = None) -
 def stage_form(model: LLMConfig, run: Training, parts: Mapping[str, int], device: Any, **fields: Any) -> Form:
     """A stage of a ``simulate`` request.
 
-    Parameters
-    ----------
-    parts : mapping of str to int
-        Numbers of "embedding", "block" and "head" in this stage.
-    **fields
-        Further fields of the stage.
+    ``parts``: numbers of "embedding", "block" and "head" in this stage.
+    ``**fields``: further fields of the stage.
     """
     costs = {"embedding": _embedding, "block": _block, "head": _head}
     stage: Form = {}
@@ -364,10 +320,7 @@ def _sizes(model: LLMConfig, run: Training, part: str) -> Form:
 def even_stages(layers: int, stages: int) -> list[dict[str, int]]:
     """Blocks of each stage, as many on each; the first has the embedding, the last the head.
 
-    Raises
-    ------
-    FieldError
-        The stages do not divide the layers.
+    Raises FieldError: the stages do not divide the layers.
     """
     if layers % stages:
         raise FieldError(f"{layers} layers cannot be divided equally among {stages} stages", hint="give a layout")

@@ -32,13 +32,8 @@ _INF = float("inf")
 class LinearProgram:
     """Columns and rows of one device; starts with ``x`` and one row per operator.
 
-    Attributes
-    ----------
-    x : list of ndarray of int
-        Column numbers by operator and level.
-    cost, upper : list of float
-        Objective and upper bound of each column; lower bounds are 0.
-    rows : list of (indexes, values)
+    ``x``: column numbers by operator and level. ``cost``, ``upper``: objective and upper bound of each column; lower
+    bounds are 0. ``rows``: (indexes, values).
     """
 
     def __init__(self, costs: DeviceCosts) -> None:
@@ -164,20 +159,11 @@ Listener = Callable[[np.ndarray | None, float], bool]
 
 @dataclass(frozen=True)
 class Effort:
-    """Limits of one call of the solver.
+    """Limits of one call of the solver."""
 
-    Attributes
-    ----------
-    control : SearchControl
-        Budget and cancellation.
-    until_s : float, optional
-        ``control.spent_s`` at which this call ends.
-    nodes : int, optional
-        Limit of branch-and-bound nodes. With it, and a budget that is not reached, equal requests give equal plans.
-    """
-
-    control: SearchControl
-    until_s: float | None = None
+    control: SearchControl  # budget and cancellation
+    until_s: float | None = None  # ``control.spent_s`` at which this call ends
+    # Limit of branch-and-bound nodes. With it, and a budget that is not reached, equal requests give equal plans.
     nodes: int | None = None
     seed: int = 0
 
@@ -190,21 +176,11 @@ class Effort:
 
 @dataclass(frozen=True)
 class SolverOutcome:
-    """Result of a call.
+    """Result of a call."""
 
-    Attributes
-    ----------
-    values : ndarray or None
-        Values of the columns; None where no solution was found.
-    bound : float
-        Lower bound of the objective; minus infinity where there is none.
-    optimal : bool
-        The solution is optimal within the solver's tolerance.
-    """
-
-    values: np.ndarray | None
-    bound: float
-    optimal: bool
+    values: np.ndarray | None  # values of the columns; None where no solution was found
+    bound: float  # lower bound of the objective; minus infinity where there is none
+    optimal: bool  # the solution is optimal within the solver's tolerance
 
 
 def relax(program: LinearProgram, effort: Effort) -> SolverOutcome:
@@ -220,12 +196,8 @@ def relax(program: LinearProgram, effort: Effort) -> SolverOutcome:
 def branch(program: LinearProgram, start: Levels | None, effort: Effort, listen: Listener) -> SolverOutcome:
     """Solve a program by branch and bound.
 
-    Parameters
-    ----------
-    start : list of int, optional
-        Levels to begin with; ignored where they break a row.
-    listen : callable
-        Called for every better solution, and regularly in between.
+    ``start``: levels to begin with; ignored where they break a row.
+    ``listen``: called for every better solution, and regularly in between.
     """
     highs = _load(program, effort, integer=True)
     if start is not None:
@@ -322,15 +294,10 @@ _START_S, _START_NODES = 10.0, 2000
 
 @dataclass
 class Solution:
-    """Best levels known, their objective, and its lower bound.
-
-    Attributes
-    ----------
-    objective, bound : float
-        Error, bytes or seconds.
-    """
+    """Best levels known, their objective, and its lower bound."""
 
     levels: Levels
+    # Error, bytes or seconds.
     objective: float
     bound: float
 
@@ -352,16 +319,8 @@ class Solution:
 class ErrorSearch:
     """Search for the smallest sum of sensitivities within the limits; ``best`` is the solution so far.
 
-    In the program errors count from ``floor``, the least error of each operator.
-
-    Parameters
-    ----------
-    start : list of int
-        Levels within the limits.
-    limit_s : float
-        Time limit of an iteration.
-    report : callable
-        Called with the solution whenever its levels or its bound may have improved.
+    In the program errors count from ``floor``, the least error of each operator. ``start`` has levels within the
+    limits. ``report`` is called with the solution whenever its levels or its bound may have improved.
     """
 
     def __init__(self, costs: DeviceCosts, start: Levels, limit_s: float, report: Callable[[Solution], None]) -> None:
@@ -482,12 +441,8 @@ def minimise_time(
 ) -> Solution:
     """The shortest iteration within the memory limit; ends once one of at most ``enough_s`` is found.
 
-    Parameters
-    ----------
-    start : list of int
-        Levels within the memory limit.
-    enough_s : float
-        Seconds.
+    ``start``: levels within the memory limit.
+    ``enough_s``: seconds.
     """
     best = Solution(list(start), Pricing(costs, start).iteration_s, 0.0)
     unit_s = best.objective

@@ -53,21 +53,10 @@ def indicator(
     dtypes: tuple[str, ...] = ("int8", "float16", "float32"),
     gamma: float = 1.0,
 ) -> dict[str, dict[str, float]]:
-    """Sensitivity of each operator to each type.
+    """Sensitivity of each operator to each type: operator -> type -> indicator; 0 for float32.
 
-    Parameters
-    ----------
-    tensors : mapping of str to StatisticsForm
-        Statistics by operator.
-    depths : mapping of str to int
-        Operators on the longest path that ends with this one: 1 for the first.
-    gamma : float
-        Weight of forward errors.
-
-    Returns
-    -------
-    dict of str to dict of str to float
-        Operator -> type -> indicator; 0 for float32.
+    ``depths``: operators on the longest path that ends with this one: 1 for the first. ``gamma``: weight of forward
+    errors.
     """
     total = max(depths.values(), default=0)
     out: dict[str, dict[str, float]] = {}
@@ -81,28 +70,14 @@ def indicator(
 
 @dataclass(frozen=True)
 class Network:
-    """The operators of a request, in the order of computation.
-
-    Attributes
-    ----------
-    operators : list of OperatorForm
-        In topological order.
-    positions : list of int
-        Position of each operator in the request, for messages.
-    index : dict of str to int
-        Index in ``operators`` by id.
-    sensitivity : list of dict of str to float
-        Error that each type adds, by operator.
-    ignore_memory : bool
-        Whether the devices have unlimited memory.
-    """
+    """The operators of a request, in the order of computation."""
 
     devices: Sequence[DeviceLine]
-    operators: list[OperatorForm]
-    positions: list[int]
-    index: dict[str, int]
-    sensitivity: list[dict[str, float]]
-    ignore_memory: bool = False
+    operators: list[OperatorForm]  # in topological order
+    positions: list[int]  # position of each operator in the request, for messages
+    index: dict[str, int]  # index in ``operators`` by id
+    sensitivity: list[dict[str, float]]  # error that each type adds, by operator
+    ignore_memory: bool = False  # whether the devices have unlimited memory
 
     def dtypes(self, device: DeviceLine, i: int) -> tuple[str, ...]:
         """Levels of operator ``i`` on a device: fewest bits first; of equal bits, the larger error first."""
@@ -115,10 +90,8 @@ class Network:
 def read_network(request: PrecisionRequest) -> Network:
     """Validate the operators and order them.
 
-    Raises
-    ------
-    FieldError
-        Names are used twice, dependencies are unknown or cyclic, or an operator has no type or no sensitivity.
+    Raises FieldError: names are used twice, dependencies are unknown or cyclic, or an operator has no type or no
+    sensitivity.
     """
     devices, operators = request.devices, request.operators
     _index_of([device.name for device in devices], "devices", "name")
@@ -163,13 +136,11 @@ def _check_levels(network: Network) -> None:
         for i, position in enumerate(network.positions):
             levels = network.dtypes(device, i)
             if not levels:
-                path = f"operators.{position}.dtypes"
-                raise FieldError.at(path, f"{device.name!r} has none of these types")
+                raise FieldError.at(f"operators.{position}.dtypes", f"{device.name!r} has none of these types")
             missing = [name for name in levels if name not in network.sensitivity[i]]
             if missing:
-                path = f"operators.{position}.sensitivity"
                 raise FieldError.at(
-                    path,
+                    f"operators.{position}.sensitivity",
                     f"no value for {', '.join(missing)}",
                     hint="give the error that each allowed type adds, or statistics",
                 )
@@ -180,8 +151,7 @@ def _index_of(names: Sequence[str], where: str, field: str) -> dict[str, int]:
     index: dict[str, int] = {}
     for i, name in enumerate(names):
         if name in index:
-            path = f"{where}.{i}.{field}"
-            raise FieldError.at(path, f"{name!r} is already the {field} of {where}.{index[name]}")
+            raise FieldError.at(f"{where}.{i}.{field}", f"{name!r} is already the {field} of {where}.{index[name]}")
         index[name] = i
     return index
 

@@ -21,16 +21,12 @@ Levels = list[int]
 
 @dataclass(frozen=True)
 class Edge:
-    """A tensor that one operator passes to another, and the cost of its casts.
-
-    Attributes
-    ----------
-    forward_s, backward_s : ndarray, shape (producer levels, consumer levels)
-        Seconds to cast the tensor before the consumer, and its gradient before the producer.
-    """
+    """A tensor that one operator passes to another, and the cost of its casts."""
 
     producer: int
     consumer: int
+    # (producer levels, consumer levels): seconds to cast the tensor before the consumer, and its gradient before the
+    # producer.
     forward_s: np.ndarray
     backward_s: np.ndarray
 
@@ -48,46 +44,23 @@ class Kept:
 
 @dataclass(frozen=True)
 class DeviceCosts:
-    """Cost tables of one device; lists are by operator, the arrays in them by level.
-
-    Attributes
-    ----------
-    workers : int
-        Number of equal devices; each adds its error to the mean of the gradients.
-    dtypes : list of tuple of str
-        Levels of each operator, fewest bits first.
-    element_bytes : list of ndarray
-        Bytes of one element.
-    forward_s, backward_s : list of ndarray
-        Seconds of the slots, without casts between neighbours, with casts of the operator's weights.
-    sensitivity : list of ndarray
-        Error that a level adds.
-    own_bytes : list of ndarray
-        Low-precision copy of the weights, and tensors kept besides the inputs.
-    fixed_bytes : float
-        Bytes that do not depend on the choice: master weights, gradients, optimizer, workspace.
-    memory_bytes : float
-        Memory limit; infinite where there is none.
-    after : ndarray of int, shape (ends,)
-        Slots that are followed by work outside this queue: exchanges, the optimizer step.
-    tail_s : ndarray, shape (ends,)
-        Seconds of that work. Iteration time = max(end of slot + tail).
-    """
+    """Cost tables of one device; lists are by operator, the arrays in them by level."""
 
     name: str
-    workers: int
-    dtypes: list[tuple[str, ...]]
-    element_bytes: list[np.ndarray]
+    workers: int  # number of equal devices; each adds its error to the mean of the gradients
+    dtypes: list[tuple[str, ...]]  # levels of each operator, fewest bits first
+    element_bytes: list[np.ndarray]  # bytes of one element
+    # Seconds of the slots, without casts between neighbours, with casts of the operator's weights.
     forward_s: list[np.ndarray]
     backward_s: list[np.ndarray]
-    sensitivity: list[np.ndarray]
-    own_bytes: list[np.ndarray]
+    sensitivity: list[np.ndarray]  # error that a level adds
+    own_bytes: list[np.ndarray]  # low-precision copy of the weights, and tensors kept besides the inputs
     edges: tuple[Edge, ...]
     kept: tuple[Kept, ...]
-    fixed_bytes: float
-    memory_bytes: float
-    after: np.ndarray
-    tail_s: np.ndarray
+    fixed_bytes: float  # bytes that do not depend on the choice: master weights, gradients, optimizer, workspace
+    memory_bytes: float  # memory limit; infinite where there is none
+    after: np.ndarray  # (ends,): slots that are followed by work outside this queue: exchanges, the optimizer step
+    tail_s: np.ndarray  # (ends,): seconds of that work. Iteration time = max(end of slot + tail).
 
     @property
     def size(self) -> int:
@@ -102,13 +75,6 @@ class DeviceCosts:
 class Pricing:
     """Figures of one choice of levels; a change of one operator updates them.
 
-    Parameters
-    ----------
-    levels : sequence of int
-        Level of each operator.
-
-    Notes
-    -----
     :meth:`change` computes again the entries that depend on the operator, from the same tables and in the same
     order as the constructor; sums are formed over all entries. So its figures equal those of a new object to the
     last bit.
@@ -228,12 +194,8 @@ def heap(costs: DeviceCosts, start: Levels, limit_s: float) -> Levels:
     A raise that breaks a limit is rejected, and its operator is not tried again. No raise is taken back, so the
     order decides.
 
-    Parameters
-    ----------
-    start : list of int
-        Levels within the limits.
-    limit_s : float
-        Time limit of an iteration.
+    ``start``: levels within the limits.
+    ``limit_s``: time limit of an iteration.
     """
     priced = Pricing(costs, start)
     candidates: list[tuple[float, int]] = []

@@ -28,8 +28,8 @@ from cdmpp.predict.requests.request import (
     WholeNumber,
     Work,
 )
-from cdmpp.programs.fields import DType
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
+from cdmpp.programs.spec import DType
 from cdmpp.simulate.replay.forms import LinkForm
 from cdmpp.utils.units import format_latency, format_si
 

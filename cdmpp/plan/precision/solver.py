@@ -52,15 +52,8 @@ if TYPE_CHECKING:
 def within_memory(costs: DeviceCosts, d: int, control: SearchControl) -> Levels:
     """Fewest bits where they fit; else the levels of least memory.
 
-    Parameters
-    ----------
-    d : int
-        Index of the device in the request.
-
-    Raises
-    ------
-    InfeasibleError
-        No levels fit.
+    ``d``: index of the device in the request.
+    Raises InfeasibleError: no levels fit.
     """
     start = lowest(costs)
     if Pricing(costs, start).memory_bytes <= costs.memory_bytes:
@@ -84,10 +77,7 @@ def within_time(
 ) -> list[Levels]:
     """Levels within memory and time, by device; ``starts`` are within the memory.
 
-    Raises
-    ------
-    InfeasibleError
-        No levels are found on some device.
+    Raises InfeasibleError: no levels are found on some device.
     """
     fastest = [minimise_time(costs, start, limit_s, control) for costs, start in zip(devices, starts, strict=True)]
     slowest = max(range(len(devices)), key=lambda d: fastest[d].objective)
@@ -119,25 +109,14 @@ def rounded_up(value: float) -> float:
 
 @dataclass(frozen=True)
 class JobSolution:
-    """Solutions of all devices.
+    """Solutions of all devices."""
 
-    Attributes
-    ----------
-    limit_s : float
-        Time limit of an iteration.
-    limit_of : {"request", "start"}
-        Whether the request gives it, or the start takes it.
-    starts, heaps : list of list of int
-        By device: levels that the heap starts from, and levels that it finds.
-    solutions : list of Solution
-        By device; errors of one worker.
-    """
-
-    limit_s: float
-    limit_of: Literal["request", "start"]
+    limit_s: float  # time limit of an iteration
+    limit_of: Literal["request", "start"]  # whether the request gives it, or the start takes it
+    # By device: levels that the heap starts from, and levels that it finds.
     starts: list[Levels]
     heaps: list[Levels]
-    solutions: list[Solution]
+    solutions: list[Solution]  # by device; errors of one worker
 
 
 def search(
@@ -151,21 +130,9 @@ def search(
 ) -> JobSolution:
     """The smallest error on each device.
 
-    Parameters
-    ----------
-    limit_s : float or None
-        Seconds of an iteration. None: those of the start, which is the fastest plan of one type on each device.
-    control : SearchControl
-        Its budget is shared by the devices.
-    max_steps : int, optional
-        Branch-and-bound nodes of all devices together.
-    report : callable
-        Called with better plans and bounds.
-
-    Raises
-    ------
-    InfeasibleError
-        No levels are within a device's memory, or within the time.
+    ``limit_s``: seconds of an iteration; None: those of the start, the fastest plan of one type on each device.
+    ``max_steps``: branch-and-bound nodes of all devices together. ``report``: called with better plans and bounds.
+    Raises InfeasibleError: no levels are within a device's memory, or within the time.
     """
     starts = [within_memory(costs, d, control) for d, costs in enumerate(devices)]
     limit_of: Literal["request", "start"] = "start" if limit_s is None else "request"
@@ -198,14 +165,9 @@ def total(devices: Sequence[DeviceCosts], errors: Sequence[float]) -> float:
 def solve(request: PrecisionRequest, control: SearchControl) -> PrecisionPlan:
     """The plan of least error within each device's memory and the iteration's time.
 
-    Raises
-    ------
-    FieldError
-        Parts of the request contradict each other, or a cost is missing.
-    InfeasibleError
-        No plan is within the limits.
-    MissingDependencyError
-        highspy is not installed.
+    Raises FieldError: parts of the request contradict each other, or a cost is missing.
+    Raises InfeasibleError: no plan is within the limits.
+    Raises MissingDependencyError: highspy is not installed.
     """
     network = read_network(request)
     tables = build_tables(request, network)
@@ -304,12 +266,8 @@ _MOST = 3
 def rejected_raises(network: Network, priced: Sequence[Pricing], limit_s: float) -> list[RejectedRaise]:
     """Every raise by one level that would reduce the error and breaks a limit, largest reduction first.
 
-    Parameters
-    ----------
-    priced : sequence of Pricing
-        The plan, by device.
-    limit_s : float
-        Time limit of an iteration.
+    ``priced``: the plan, by device.
+    ``limit_s``: time limit of an iteration.
     """
     raises: list[tuple[float, int, int, RejectedRaise]] = []
     for d, pricing in enumerate(priced):

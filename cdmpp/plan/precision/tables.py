@@ -84,34 +84,20 @@ _GRADIENT_BYTES = 4.0
 def buckets(
     form: ExchangeForm | None, operators: Sequence[OperatorForm], index: Mapping[str, int], workers: int
 ) -> list[tuple[int, float]]:
-    """Exchanges in the order in which their gradients are ready.
+    """Slot after which the last gradient of a bucket is ready, and seconds of its exchange, in order of the slots.
 
-    Parameters
-    ----------
-    operators : sequence of OperatorForm
-        In topological order.
-    index : mapping of str to int
-        Index of each operator in that order, by id.
-    workers : int
-        Workers of all devices.
-
-    Returns
-    -------
-    list of (int, float)
-        Slot after which the last gradient of a bucket is ready, and the seconds of its exchange.
-
-    Raises
-    ------
-    FieldError
-        A duration or a link is missing, or a bucket names an operator that is unknown or in another bucket.
+    ``operators``: in topological order. ``index``: of each operator by id. ``workers``: of all devices.
+    Raises FieldError: a duration or a link is missing, or a bucket names an operator that is unknown or in another
+    bucket.
     """
     if form is None or (workers == 1 and form.buckets is None):
         return []
     collective = None if form.link is None else form.link.collective
     if collective is not None and collective.ranks != workers:
-        path = "communication.link.collective.ranks"
         raise FieldError.at(
-            path, f"{collective.ranks} ranks, and the devices have {workers} workers", hint="give the same number"
+            "communication.link.collective.ranks",
+            f"{collective.ranks} ranks, and the devices have {workers} workers",
+            hint="give the same number",
         )
     link = read_link(form.link, "communication.link") if form.link is not None else None
     count = len(operators)
@@ -127,8 +113,7 @@ def buckets(
             algorithm: Algorithm = "ring" if collective is None else "measured"
             return collective_s("all_reduce", workers, size, link, algorithm) if workers > 1 else 0.0
         except FieldError as error:
-            path = "communication.link.table"
-            raise FieldError.at(path, error.message, hint=error.hint) from None
+            raise FieldError.at("communication.link.table", error.message, hint=error.hint) from None
 
     out: list[tuple[int, float]] = []
     if form.buckets is None:
@@ -162,21 +147,10 @@ def buckets(
 def limits(
     exchanges: Sequence[tuple[int, float]], count: int, update_s: float, slowest_update_s: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Slots that are followed by exchanges or the update (``after`` and ``tail_s`` of a device's costs).
+    """Slots followed by exchanges or the update: ``after`` and ``tail_s`` of a device's costs, (exchanges + 1,).
 
-    Parameters
-    ----------
-    exchanges : sequence of (int, float)
-        Result of :func:`buckets`.
-    count : int
-        Number of operators.
-    update_s, slowest_update_s : float
-        Seconds of the optimizer step on this device, and the longest of all devices.
-
-    Returns
-    -------
-    after : ndarray of int, shape (exchanges + 1,)
-    tail_s : ndarray, shape (exchanges + 1,)
+    ``exchanges``: of :func:`buckets`. ``count``: number of operators. ``update_s``, ``slowest_update_s``: seconds of
+    the optimizer step on this device, and the longest of all devices.
     """
     seconds = np.array([duration for _, duration in exchanges], dtype=np.float64)
     tails = np.cumsum(seconds[::-1])[::-1] + slowest_update_s
@@ -202,11 +176,8 @@ def backward_dtype(dtype: str, device: DeviceLine) -> str:
 def price_requests(request: PrecisionRequest) -> list[PriceRequest]:
     """Programs of all operators whose costs are not given: by operator, device, type, and pass.
 
-    Raises
-    ------
-    FieldError
-        Parts of the request contradict each other, a device is missing, a program has no type to change, or there are
-        too many programs.
+    Raises FieldError: parts of the request contradict each other, a device is missing, a program has no type to change,
+    or there are too many programs.
     """
     network = read_network(request)
     out: list[PriceRequest] = []
@@ -216,8 +187,7 @@ def price_requests(request: PrecisionRequest) -> list[PriceRequest]:
         i = network.index[operator.id]
         for d, line in enumerate(network.devices):
             if line.device is None:
-                path = f"devices.{d}.device"
-                raise FieldError.at(path, f"needed to price the programs of {operator.id!r}")
+                raise FieldError.at(f"devices.{d}.device", f"needed to price the programs of {operator.id!r}")
             for dtype in network.dtypes(line, i):
                 for name, works, used in _works(operator, line, dtype):
                     for k, work in enumerate(works):
@@ -232,15 +202,8 @@ def price_requests(request: PrecisionRequest) -> list[PriceRequest]:
 def operator_costs(network: Network, prices: Sequence[Prediction]) -> list[OperatorCosts]:
     """Costs by device.
 
-    Parameters
-    ----------
-    prices : sequence of Prediction
-        Prices of :func:`price_requests`, in its order.
-
-    Raises
-    ------
-    FieldError
-        A given cost is missing.
+    ``prices``: prices of :func:`price_requests`, in its order.
+    Raises FieldError: a given cost is missing.
     """
     by_device = [OperatorCosts() for _ in network.devices]
     remaining = iter(prices)
@@ -308,28 +271,19 @@ _MASTER_BYTES = 8.0
 
 @dataclass(frozen=True)
 class DeviceTables:
-    """One device's tables at the predicted costs and at their bounds.
-
-    Attributes
-    ----------
-    operators : OperatorCosts
-        The costs that they are made of.
-    """
+    """One device's tables at the predicted costs and at their bounds."""
 
     costs: DeviceCosts
     lower: DeviceCosts
     upper: DeviceCosts
-    operators: OperatorCosts
+    operators: OperatorCosts  # the costs that they are made of
     cast_source: CastSource
 
 
 def build_tables(request: PrecisionRequest, network: Network) -> list[DeviceTables]:
     """Tables of every device of a priced request.
 
-    Raises
-    ------
-    FieldError
-        A cost of an operator, a cast or an exchange is missing, or a device is unknown.
+    Raises FieldError: a cost of an operator, a cast or an exchange is missing, or a device is unknown.
     """
     costs = operator_costs(network, request.prices)
     workers = sum(line.workers for line in network.devices)
@@ -338,12 +292,12 @@ def build_tables(request: PrecisionRequest, network: Network) -> list[DeviceTabl
     tables = []
     for d, line in enumerate(network.devices):
         after, tail_s = limits(exchanges, len(network.operators), line.update_s, slowest_s)
-        device = _Device(network, d)
+        device = _DeviceReader(network, d)
         tables.append(device.tables(costs[d], request.optimizer_bytes_per_weight, after, tail_s))
     return tables
 
 
-class _Device:
+class _DeviceReader:
     """Builds the tables of one device."""
 
     def __init__(self, network: Network, d: int) -> None:
@@ -433,9 +387,8 @@ class _Device:
         if source == target or not elements:
             return 0.0
         if (source, target) not in self.casts:
-            path = f"{self.path}.casts"
             raise FieldError.at(
-                path,
+                f"{self.path}.casts",
                 f"none from {source} to {target}",
                 hint="give each pair of types that can meet, those of float32 and of the backward pass included",
             )

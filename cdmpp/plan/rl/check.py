@@ -38,16 +38,7 @@ def check(request: RlRequest, answer: Any, prices: Sequence[Prediction] = ()) ->
     as claimed, the bounds at most as high as the provable ones, the gap as defined, and the baselines that depend on
     the units alone as simulated. A schedule of pipelines must pass its own check.
 
-    Parameters
-    ----------
-    answer : JSON value
-    prices : sequence of Prediction
-        Predictions of ``request.price_requests()``.
-
-    Raises
-    ------
-    FieldError, InfeasibleError
-        The request itself is invalid.
+    Raises FieldError or InfeasibleError: the request itself is invalid.
     """
     request.check()
     request = request.with_prices(prices)
@@ -266,8 +257,7 @@ class _Checker:
         return finish
 
     def _tokens(self) -> Floats:
-        tokens: Floats = (self.steps.lengths + self.request.prompt_tokens).sum(1).astype(np.float64)
-        return tokens
+        return np.asarray((self.steps.lengths + self.request.prompt_tokens).sum(1).astype(np.float64))
 
     def _training_s(self, samples: int, tokens: float, fixed: bool) -> float:
         """Seconds of training on some samples in one batch."""

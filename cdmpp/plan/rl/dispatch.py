@@ -46,18 +46,10 @@ def never() -> bool:
 
 @dataclass(frozen=True)
 class TailSplit:
-    """Number of instances of each group.
+    """Number of instances of each group."""
 
-    Attributes
-    ----------
-    tail : int
-        Instances for the samples flagged as long; 0: no split, all instances serve all samples.
-    regular : int
-        The other instances.
-    """
-
-    tail: int
-    regular: int
+    tail: int  # instances for the samples flagged as long; 0: no split, all instances serve all samples
+    regular: int  # the other instances
 
     @property
     def instances(self) -> int:
@@ -75,17 +67,8 @@ class TailSplit:
 class Dispatcher:
     """Simulated makespans of dispatches on sampled steps. Makespans are cached.
 
-    Parameters
-    ----------
-    pessimistic : SampledSteps, optional
-        Steps from a ranker that misses any of the longest samples with equal chance.
-    doubt : float
-        Probability that the ranker is the pessimistic one. Gains of a split are means over both.
-
-    Attributes
-    ----------
-    samples, prompt_tokens : int
-        Samples of a step, and tokens of each prompt.
+    ``pessimistic``: steps from a ranker that misses any of the longest samples with equal chance. ``doubt``:
+    probability that the ranker is this one; gains of a split are means over both.
     """
 
     def __init__(
@@ -100,8 +83,7 @@ class Dispatcher:
     @cached_property
     def tokens(self) -> Floats:
         """Tokens of prompts and responses of each step, (draws,)."""
-        tokens: Floats = (self.steps.lengths + self.engine.prompt_tokens).sum(1).astype(np.float64)
-        return tokens
+        return np.asarray((self.steps.lengths + self.engine.prompt_tokens).sum(1).astype(np.float64))
 
     def finish_times(self, split: TailSplit) -> Floats:
         """Time at which each sample ends, (draws, samples)."""
@@ -242,8 +224,7 @@ class Dispatcher:
 
     def lower_bound_s(self, instances: int) -> Floats:
         """Lower bound for ``instances`` instances, (draws,): the longest sample alone, or the work divided evenly."""
-        bound: Floats = np.maximum(self.longest_alone_s(), self.work_s() / instances)
-        return bound
+        return np.asarray(np.maximum(self.longest_alone_s(), self.work_s() / instances))
 
     def work_s(self) -> Floats:
         """Unit-seconds for the tokens of each step at the batch with the highest throughput, (draws,)."""
@@ -282,21 +263,12 @@ def _generated(engine: GenerationEngine, rows: Ints, queues: SampleQueues) -> tu
 
 @dataclass(frozen=True)
 class PoolMix:
-    """Several pools that generate at once.
+    """Several pools that generate at once."""
 
-    Attributes
-    ----------
-    pools : tuple of int
-        Indices of the pools, in the order of their ranges: the first has the samples ranked longest.
-    units : tuple of int
-        Instances of each pool.
-    samples : tuple of int
-        Samples of each pool.
-    """
-
+    # Indices of the pools, in the order of their ranges: the first has the samples ranked longest.
     pools: tuple[int, ...]
-    units: tuple[int, ...]
-    samples: tuple[int, ...]
+    units: tuple[int, ...]  # instances of each pool
+    samples: tuple[int, ...]  # samples of each pool
 
     @property
     def instances(self) -> int:
@@ -319,15 +291,7 @@ class PoolMix:
 class MixDispatcher:
     """Simulated times of mixes on sampled steps; the part of ``Dispatcher`` that sizes and outcomes need.
 
-    Parameters
-    ----------
-    dispatchers : mapping of int to Dispatcher
-        Dispatchers by index of the pool, all on the same steps.
-
-    Attributes
-    ----------
-    steps, samples, prompt_tokens, tokens
-        As of :class:`Dispatcher`.
+    ``dispatchers``: by index of the pool, all on the same steps.
     """
 
     def __init__(self, dispatchers: Mapping[int, Dispatcher]) -> None:
@@ -382,21 +346,18 @@ class MixDispatcher:
             for pool, units, start, stop in mix.ranges()
             if stop > start
         ]
-        longest: Floats = np.max(parts, axis=0)
-        return longest
+        return np.asarray(np.max(parts, axis=0))
 
     def longest_alone_s(self) -> Floats:
         """Lower bound of any division: the longest sample alone on the fastest pool, (draws,)."""
-        least: Floats = np.min([dispatcher.longest_alone_s() for dispatcher in self.dispatchers.values()], axis=0)
-        return least
+        return np.asarray(np.min([dispatcher.longest_alone_s() for dispatcher in self.dispatchers.values()], axis=0))
 
     def lower_bound_s(self, mix: PoolMix) -> Floats:
         """Lower bound for these instances, (draws,): the longest sample alone, or all tokens divided evenly."""
         pools = [(self.dispatchers[pool], units) for pool, units in zip(mix.pools, mix.units, strict=True)]
         longest = np.min([dispatcher.longest_alone_s() for dispatcher, _ in pools], axis=0)
         tokens_per_s = sum(units * dispatcher.engine.tokens_per_s() for dispatcher, units in pools)
-        bound: Floats = np.maximum(longest, self.steps.lengths.sum(1) / tokens_per_s)
-        return bound
+        return np.asarray(np.maximum(longest, self.steps.lengths.sum(1) / tokens_per_s))
 
     def proportional(self, pools: Sequence[int], units: Sequence[int]) -> PoolMix:
         """Samples in proportion to the highest throughput of each pool."""
@@ -408,12 +369,8 @@ class MixDispatcher:
     def divide(self, pools: Sequence[int], units: Sequence[int], over: Callable[[], bool] = never) -> PoolMix:
         """The division with the shortest mean generation.
 
-        Parameters
-        ----------
-        pools, units : sequence of int
-            Pools and their instances, at least one each.
-        over : callable
-            Whether to end the search with the best division so far.
+        ``pools``, ``units``: pools and their instances, at least one each.
+        ``over``: whether to end the search with the best division so far.
         """
         count_of = dict(zip(pools, units, strict=True))
         by_speed = sorted(pools, key=lambda pool: float(self.dispatchers[pool].engine.seconds_per_token[1]))

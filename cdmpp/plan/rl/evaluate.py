@@ -41,27 +41,13 @@ MIN_SAVING = 0.01
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """Seconds of each simulated step; all arrays are (draws,).
+    """Seconds of each simulated step; all arrays are (draws,)."""
 
-    Attributes
-    ----------
-    generation_s : float64 array
-        Until the last sample is generated.
-    stage_s : float64 array
-        Until the inference of the last sample is done.
-    training_s : float64 array
-        Work of training, without waiting; 0 without training.
-    idle_s : float64 array
-        Waiting of training within the step.
-    step_s : float64 array
-        Until the next step can start.
-    """
-
-    generation_s: Floats
-    stage_s: Floats
-    training_s: Floats
-    idle_s: Floats
-    step_s: Floats
+    generation_s: Floats  # until the last sample is generated
+    stage_s: Floats  # until the inference of the last sample is done
+    training_s: Floats  # work of training, without waiting; 0 without training
+    idle_s: Floats  # waiting of training within the step
+    step_s: Floats  # until the next step can start
 
 
 def evaluate(
@@ -69,12 +55,8 @@ def evaluate(
 ) -> StepOutcome:
     """Simulate steps with given sizes, split and number of batches.
 
-    Parameters
-    ----------
-    dispatcher : Dispatcher or MixDispatcher
-        Dispatcher of the generation units on the steps.
-    migration : Migration, optional
-        On the same steps.
+    ``dispatcher``: dispatcher of the generation units on the steps.
+    ``migration``: on the same steps.
     """
     if migration is not None:
         return _outcome(problem, sizes, dispatcher, migration.ends_s, migration.ready_s, sizes.batches)
@@ -151,10 +133,7 @@ def lower_bounds(problem: SizingProblem, dispatchers: dict[int, Dispatcher]) -> 
     The bounds combine the longest sample decoded alone, all tokens at the batch with the highest throughput, and
     training without waiting.
 
-    Parameters
-    ----------
-    dispatchers : dict of int to Dispatcher
-        By index of the generation pool.
+    ``dispatchers``: by index of the generation pool.
     """
     bounds = [bound for pool, dispatcher in dispatchers.items() for bound in _bounds(problem, pool, dispatcher)]
     if problem.mixes and len(dispatchers) > 1:
@@ -280,17 +259,13 @@ def _mean_steps(
 ) -> Floats:
     """Lower bound of the mean step over the draws, (generation sizes, training sizes).
 
-    Parameters
-    ----------
-    ready_s, whole_s : float64 arrays, (draws, sizes)
-        Ends of generation, and training in one batch.
+    ``ready_s``, ``whole_s`` (draws, sizes): ends of generation, and training in one batch.
     """
     steps = _mean_of_longer(ready_s, whole_s)
     ready = ready_s.mean(0)[:, None]
     if problem.mode == "sync":
         last_batch = ready + cost.batch_overhead_s + cost.fixed_s
-        streamed: Floats = np.maximum(steps, last_batch) + weights_s
-        return streamed
+        return np.asarray(np.maximum(steps, last_batch) + weights_s)
     steps = np.maximum(steps, weights_s)
     if problem.staleness is not None:
         steps = np.maximum(steps, (ready + whole_s.mean(0) + weights_s) / (problem.staleness + 1))
@@ -300,15 +275,12 @@ def _mean_steps(
 def _mean_of_longer(stage_s: Floats, whole_s: Floats) -> Floats:
     """Mean over the draws of the longer stage, (generation sizes, training sizes).
 
-    Parameters
-    ----------
-    stage_s, whole_s : float64 arrays, (draws, sizes)
+    ``stage_s``, ``whole_s``: (draws, sizes).
     """
     if stage_s.size * whole_s.shape[1] > MOST_CELLS:
         # The maximum of the means is at most the mean of the maxima.
         stage_s, whole_s = stage_s.mean(0, keepdims=True), whole_s.mean(0, keepdims=True)
-    longer: Floats = np.maximum(stage_s[:, :, None], whole_s[:, None, :]).mean(0)
-    return longer
+    return np.asarray(np.maximum(stage_s[:, :, None], whole_s[:, None, :]).mean(0))
 
 
 def action_of(gap_s: float, saving_s: float, loss_s: float | None, min_saving_s: float = 0.0) -> Action:
@@ -335,19 +307,9 @@ def elastic_table(
     that unit. Here the saving must also be at least :data:`MIN_SAVING`: if the longest sample alone takes the time,
     another instance saves nothing. A unit is removed if training is behind by at least the predicted loss.
 
-    Parameters
-    ----------
-    pool : Pool
-        Generation pool.
-    split : TailSplit
-        Planned instances. With other units or lengths, the tail keeps its share of the instances, or there is no
-        split if that is better.
-    steps : SampledSteps
-        Planned steps. Their lengths are scaled, and truncated at the memory limit.
-    free_units : int
-        Unused units of the pool.
-    over : callable
-        Whether to end with the rows so far.
+    With other units or lengths than planned, the tail keeps its share of the instances of ``split``, or there is no
+    split if that is better. Lengths of ``steps`` are scaled, and truncated at the memory limit. ``over``: whether to
+    end with the rows so far.
     """
     engine, units, first_steps = pool.generation_engine(), split.instances, steps.first(MOST_DRAWS)
     longest = engine.memory_tokens - engine.prompt_tokens
@@ -390,72 +352,37 @@ def elastic_table(
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The chosen plan, its baselines and its bounds, all on held-out steps.
+    """The chosen plan, its baselines and its bounds, all on held-out steps."""
 
-    Attributes
-    ----------
-    sizes : PoolSizes
-        ``step_s`` and ``price`` are means over the held-out steps.
-    migration_applied : bool
-        Whether ``outcome`` includes the migration.
-    dispatches : dict of str to StepOutcome
-        Baselines of the dispatch with the same units. In one pool: ``lpt`` (longest first, without split and
-        migration), ``random``, ``rule`` (StreamRL's split by quantiles), ``guesses`` (splits that trust guesses of
-        lengths). In several: ``random`` and ``proportional`` (samples in proportion to throughput).
-    one_pool : (float, float) or None
-        Baseline of a mix: seconds and price of the best plan that generates in one pool, without split and migration.
-    disaggregated : (float, float) or None
-        Baseline of a plan whose units generate and then train: seconds and price of the best plan with separate units,
-        without migration.
-    unstreamed : StepOutcome
-        Baseline: training after generation, in one batch.
-    unmigrated : StepOutcome
-        Baseline: the plan without migration.
-    colocated : (float, float) or None
-        Baseline: seconds and price if all units of one pool generate and then train.
-    best_split : TailSplit
-        The best split into two groups, used or not; no split if the search ended before.
-    longest_alone_s : float
-        Decoding of the longest sample alone.
-    bound_s, bound_price : float
-        Lower bounds of the step over all sizes.
-    generation_bound_s : float
-        Lower bound of generation with these units.
-    front : list of PoolSizes
-        The Pareto front of time and price.
-    elastic : list of ElasticPart
-        Empty without separate training and for a mix; shorter if the search ended before.
-    sizes_tried : int
-        Number of generation sizes that were simulated.
-    complete : bool
-        Whether all sizes were simulated.
-    left_out : dict of str to str
-        Name of each pool whose memory is too small, and the reason.
-    judge : Dispatcher or MixDispatcher
-        Dispatcher of the units that generate, on the held-out steps.
-    """
-
-    sizes: PoolSizes
+    sizes: PoolSizes  # ``step_s`` and ``price`` are means over the held-out steps
     outcome: StepOutcome
     migration: Migration | None
-    migration_applied: bool
+    migration_applied: bool  # whether ``outcome`` includes the migration
+    # Baselines of the dispatch with the same units. In one pool: ``lpt`` (longest first, without split and migration),
+    # ``random``, ``rule`` (StreamRL's split by quantiles), ``guesses`` (splits that trust guesses of lengths). In
+    # several: ``random`` and ``proportional`` (samples in proportion to throughput).
     dispatches: dict[str, StepOutcome]
+    # Baseline of a mix: seconds and price of the best plan that generates in one pool, without split and migration.
     one_pool: tuple[float, float] | None
+    # Baseline of a plan whose units generate and then train: seconds and price of the best plan with separate units,
+    # without migration.
     disaggregated: tuple[float, float] | None
-    unstreamed: StepOutcome
-    unmigrated: StepOutcome
+    unstreamed: StepOutcome  # baseline: training after generation, in one batch
+    unmigrated: StepOutcome  # baseline: the plan without migration
+    # Baseline: seconds and price if all units of one pool generate and then train.
     colocated: tuple[float, float] | None
-    best_split: TailSplit
-    longest_alone_s: float
+    best_split: TailSplit  # the best split into two groups, used or not; no split if the search ended before
+    longest_alone_s: float  # decoding of the longest sample alone
+    # Lower bounds of the step over all sizes.
     bound_s: float
     bound_price: float
-    generation_bound_s: float
-    front: list[PoolSizes]
-    elastic: list[ElasticPart]
-    sizes_tried: int
-    complete: bool
-    left_out: dict[str, str]
-    judge: AnyDispatcher
+    generation_bound_s: float  # lower bound of generation with these units
+    front: list[PoolSizes]  # the Pareto front of time and price
+    elastic: list[ElasticPart]  # empty without separate training and for a mix; shorter if the search ended before
+    sizes_tried: int  # number of generation sizes that were simulated
+    complete: bool  # whether all sizes were simulated
+    left_out: dict[str, str]  # name of each pool whose memory is too small, and the reason
+    judge: AnyDispatcher  # dispatcher of the units that generate, on the held-out steps
 
     @property
     def steps(self) -> SampledSteps:

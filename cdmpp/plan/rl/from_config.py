@@ -49,28 +49,16 @@ IN_FLIGHT = 16
 
 @dataclass(frozen=True)
 class TrainingQuestion:
-    """What trains: a model on devices, and the samples of an update.
-
-    Attributes
-    ----------
-    samples : int
-        Samples of an update.
-    lengths : tuple of int
-        Tokens of samples with their prompts.
-    forwards : int
-        Forward passes of models of the same size over each sample, in the layout of training.
-    given : tuple of (str, int)
-        Degrees that all layouts have.
-    """
+    """What trains: a model on devices, and the samples of an update."""
 
     model: LLMConfig
     device: DeviceSpec
     engine: str
     products: str | None
-    samples: int
-    lengths: tuple[int, ...]
-    forwards: int
-    given: tuple[tuple[str, int | str], ...] = ()
+    samples: int  # samples of an update
+    lengths: tuple[int, ...]  # tokens of samples with their prompts
+    forwards: int  # forward passes of models of the same size over each sample, in the layout of training
+    given: tuple[tuple[str, int | str], ...] = ()  # degrees that all layouts have
 
     @cached_property
     def mean(self) -> int:
@@ -150,10 +138,7 @@ def training_sizes(
 
     Numbers of devices without a layout are left out. Results of equal questions are kept.
 
-    Parameters
-    ----------
-    host_bytes_per_s : float
-        Rate of a device to the host's memory.
+    ``host_bytes_per_s``: rate of a device to the host's memory.
     """
     key = (repr(question), tuple(gpus), host_bytes_per_s, predictor.model_id)
     if key not in _known:
@@ -220,21 +205,14 @@ def _training_sizes(
 
 @dataclass(frozen=True)
 class InstanceLayout:
-    """Layout of a generation instance.
-
-    Attributes
-    ----------
-    token_bytes, cache_bytes : float
-        Keys and values of a token, and the whole cache, on all its devices.
-    weights : str or None
-        Type of quantised weights.
-    """
+    """Layout of a generation instance."""
 
     tp: int
     ep: int
+    # Keys and values of a token, and the whole cache, on all its devices.
     token_bytes: float
     cache_bytes: float | None
-    weights: str | None = None
+    weights: str | None = None  # type of quantised weights
 
 
 def instance_layouts(
@@ -249,19 +227,9 @@ def instance_layouts(
 ) -> list[InstanceLayout]:
     """Layouts of a generation instance that hold the model and the cache of some samples, smallest first.
 
-    Parameters
-    ----------
-    node : int
-        Devices of a node: an instance lies on one node, or fills several.
-    tp : int or None
-        Tensor-parallel ranks; None: all that fit.
-    weights : str or None
-        Type of quantised weights.
-
-    Raises
-    ------
-    InfeasibleError
-        None fits.
+    ``node``: devices of a node: an instance lies on one node, or fills several. ``tp``: tensor-parallel ranks; None:
+    all that fit. ``weights``: type of quantised weights.
+    Raises InfeasibleError: no layout fits.
     """
     types, max_ranks = Types.of(model, "bfloat16", weights, None), gpus
     layouts: list[InstanceLayout] = []
@@ -301,12 +269,7 @@ DRAWS, COMPARE_S = 2, 5.0
 
 
 def read_lengths(path: str | PathLike[str]) -> list[int]:
-    """Response lengths of a CSV file: its first column, with or without a header.
-
-    Raises
-    ------
-    DataError
-    """
+    """Response lengths of a CSV file: its first column, with or without a header. Raises DataError."""
     rows = parse_file(
         path, lambda text: parse_csv(text, MAX_LENGTHS), "CSV", "give a CSV file", max_bytes=MAX_LENGTH_BYTES
     )
@@ -323,9 +286,7 @@ def read_lengths(path: str | PathLike[str]) -> list[int]:
 def read_measured(path: str | PathLike[str]) -> list[dict[str, Any]]:
     """Measured steps of a CSV file with a header: seconds by stage or of the step, sizes and degrees.
 
-    Raises
-    ------
-    DataError
+    Raises DataError.
     """
     rows = parse_file(path, lambda text: parse_csv(text, 1001), "CSV", "give a CSV file", max_bytes=MAX_LENGTH_BYTES)
     header, allowed = ([cell.strip() for cell in rows[0]] if rows else []), (*SECONDS, *SIZES, *DEGREES)
@@ -351,21 +312,12 @@ def read_measured(path: str | PathLike[str]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class _Job:
-    """Model, devices and sizes of a job.
+    """Model, devices and sizes of a job; ``mean`` and ``longest`` are tokens of a sample with its prompt."""
 
-    Attributes
-    ----------
-    gpus, node : int
-        Devices in all, and of a node.
-    fields : mapping
-        The model's configuration as in its file.
-    mean, longest : int
-        Tokens of a sample with its prompt.
-    """
-
-    fields: Mapping[str, Any]
+    fields: Mapping[str, Any]  # the model's configuration as in its file
     model: LLMConfig
     device: DeviceSpec
+    # Devices in all, and of a node.
     gpus: int
     node: int
     lengths: Sequence[int]
@@ -389,13 +341,7 @@ class _Job:
         return instance_layouts(self.model, self.device, self.gpus, self.node, self.mean, self.longest, tp, weights)
 
     def request(self, instance: InstanceLayout, only: int | None = None) -> dict[str, Any]:
-        """The request with a layout of the generation instances.
-
-        Parameters
-        ----------
-        only : int, optional
-            Devices that train; default: all numbers.
-        """
+        """The request with a layout of the generation instances. ``only``: devices that train; default: all numbers."""
         tp, units = instance.tp, self.gpus // instance.tp
         placement = 1 if self.gpus <= self.node else max(1, self.node // tp)
         # All numbers of devices that any instance layout may have, so that equal questions are asked.

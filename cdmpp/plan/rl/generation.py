@@ -27,31 +27,18 @@ UNLIMITED = 2**62
 
 @dataclass(frozen=True)
 class GenerationEngine:
-    """One generation instance.
+    """One generation instance."""
 
-    Attributes
-    ----------
-    seconds_per_token : float64 array, (max_batch + 1,)
-        The decode curve: seconds of one decoding step, by batch size. Index 0 is not used.
-    seconds_per_cached : float64 array, (max_batch + 1,)
-        Seconds that each cached token of the batch adds to a step, by batch size. Default: 0.
-    memory_tokens : int
-        Tokens whose keys and values fit into memory; :data:`UNLIMITED` if only the batch is limited.
-    prompt_tokens : int
-        Tokens of a prompt. They stay in memory while the sample is decoded.
-    prefill_s : float
-        Seconds that one prompt stalls its instance when the sample enters.
-    reserve_tokens : int
-        A waiting sample enters only if this many tokens are free beside its prompt. If memory still runs out,
-        the sample that entered last is preempted, and its tokens are recomputed when it returns, as in serving
-        engines.
-    """
-
+    # (max_batch + 1,): the decode curve: seconds of one decoding step, by batch size. Index 0 is not used.
     seconds_per_token: Floats
+    # Tokens whose keys and values fit into memory; :data:`UNLIMITED` if only the batch is limited.
     memory_tokens: int = UNLIMITED
-    prompt_tokens: int = 0
-    prefill_s: float = 0.0
+    prompt_tokens: int = 0  # Tokens of a prompt. They stay in memory while the sample is decoded.
+    prefill_s: float = 0.0  # seconds that one prompt stalls its instance when the sample enters
+    # A waiting sample enters only if this many tokens are free beside its prompt. If memory still runs out, the sample
+    # that entered last is preempted, and its tokens are recomputed when it returns, as in serving engines.
     reserve_tokens: int = 0
+    # (max_batch + 1,): seconds that each cached token of the batch adds to a step, by batch size. Default: 0.
     seconds_per_cached: Floats = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
@@ -82,8 +69,7 @@ class GenerationEngine:
         """Least seconds for the cached tokens of samples, at any batch size; as ``lengths``."""
         steps = lengths.astype(np.float64)
         read = steps * self.prompt_tokens + steps * (steps - 1) / 2
-        seconds: Floats = self.seconds_per_cached[1:].min() * read
-        return seconds
+        return np.asarray(self.seconds_per_cached[1:].min() * read)
 
     def usual_s(self, batch: Ints, length: float) -> Floats:
         """Seconds of a step of ``batch`` samples that have half of ``length``."""
@@ -97,21 +83,11 @@ class GenerationEngine:
 
 @dataclass(frozen=True)
 class SampleQueues:
-    """Queues of waiting samples, and the instances that serve each queue.
+    """Queues of waiting samples, and the instances that serve each queue."""
 
-    Attributes
-    ----------
-    members : int64 array, (samples,)
-        Indices of samples, queue by queue, in the order in which they are taken.
-    starts : int64 array, (queues + 1,)
-        Offset in ``members`` at which each queue begins.
-    first_instances : int64 array, (queues + 1,)
-        First instance of each queue; the instances of a queue are consecutive.
-    """
-
-    members: Ints
-    starts: Ints
-    first_instances: Ints
+    members: Ints  # (samples,): indices of samples, queue by queue, in the order in which they are taken
+    starts: Ints  # (queues + 1,): offset in ``members`` at which each queue begins
+    first_instances: Ints  # (queues + 1,): first instance of each queue; the instances of a queue are consecutive
 
     @classmethod
     def shared(cls, samples: int, instances: int) -> SampleQueues:
@@ -138,24 +114,12 @@ class SampleQueues:
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """Result of a simulation.
+    """Result of a simulation."""
 
-    Attributes
-    ----------
-    finish_s : float64 array, (samples,)
-        Time at which each sample ended; infinite if it had not ended by ``until_s``.
-    left : int64 array, (samples,)
-        Tokens still to be generated.
-    home : int64 array, (samples,)
-        Instance that took the sample; -1 if it was still waiting at ``until_s``.
-    preemptions : int
-        Number of preemptions for lack of memory.
-    """
-
-    finish_s: Floats
-    left: Ints
-    home: Ints
-    preemptions: int
+    finish_s: Floats  # (samples,): time at which each sample ended; infinite if it had not ended by ``until_s``
+    left: Ints  # (samples,): tokens still to be generated
+    home: Ints  # (samples,): instance that took the sample; -1 if it was still waiting at ``until_s``
+    preemptions: int  # number of preemptions for lack of memory
 
     @property
     def end_s(self) -> float:

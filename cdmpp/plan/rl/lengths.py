@@ -25,23 +25,15 @@ Level = Annotated[str, Field(pattern=r"^(0(\.[0-9]{1,9})?|1(\.0{1,9})?)$", max_l
 
 @dataclass(frozen=True)
 class LengthDistribution:
-    """Distribution of response lengths in tokens, at least 1.
+    """Distribution of response lengths in tokens, at least 1."""
 
-    Attributes
-    ----------
-    samples : int64 array or None
-        Observed lengths, drawn with replacement. None: ``scores`` and ``logs`` describe the distribution.
-    scores, logs : float64 arrays
-        Normal scores of the given quantiles and the logarithms of their lengths. They are interpolated linearly
-        (exact for a log-normal distribution) and extrapolated beyond the outermost.
-    longest : int
-        Maximum length.
-    """
-
+    # Observed lengths, drawn with replacement. None: ``scores`` and ``logs`` describe the distribution.
     samples: Ints | None
+    # Normal scores of the given quantiles and the logarithms of their lengths. They are interpolated linearly (exact
+    # for a log-normal distribution) and extrapolated beyond the outermost.
     scores: Floats
     logs: Floats
-    longest: int
+    longest: int  # maximum length
 
     @classmethod
     def of_samples(cls, samples: Sequence[int], longest: int | None = None) -> LengthDistribution:
@@ -58,19 +50,11 @@ class LengthDistribution:
     ) -> LengthDistribution:
         """Distribution through at least two quantiles.
 
-        Parameters
-        ----------
-        quantiles : mapping of level in [0, 1] to tokens
-            Levels 0 and 1 are the shortest and longest response of a step: they stand for 0.5 / samples and
-            1 - 0.5 / samples.
-        longest : int, optional
-            Limit of tokens. Without it and without level 1, the distribution ends at level 1 - 0.5 / samples of
-            the extrapolation.
-
-        Raises
-        ------
-        FieldError
-            Fewer than two levels, or lengths that fall.
+        ``quantiles``: levels 0 and 1 are the shortest and longest response of a step: they stand for 0.5 / samples and
+        1 - 0.5 / samples.
+        ``longest``: limit of tokens. Without it and without level 1, the distribution ends at level 1 - 0.5 / samples
+        of the extrapolation.
+        Raises FieldError: fewer than two levels, or lengths that fall.
         """
         edge = 0.5 / max(samples_per_step, 2)
         levels = sorted(quantiles)
@@ -104,8 +88,7 @@ class LengthDistribution:
             return inside
         slopes = np.diff(self.logs) / np.diff(self.scores)
         above, below = np.maximum(scores - self.scores[-1], 0), np.maximum(self.scores[0] - scores, 0)
-        extrapolated: Floats = inside + slopes[-1] * above - slopes[0] * below
-        return extrapolated
+        return np.asarray(inside + slopes[-1] * above - slopes[0] * below)
 
     def median(self) -> int:
         """The median length, rounded up."""
@@ -168,10 +151,7 @@ class RankerForm(Closed):
     def rank(self, lengths: Ints, rng: np.random.Generator, error: float | None = None) -> Ints:
         """Indices of the samples in the ranker's order, longest prediction first.
 
-        Parameters
-        ----------
-        error : float, optional
-            Standard deviation of the log length's error for "near". Default: :meth:`error_of` the lengths.
+        ``error``: standard deviation of the log length's error for "near". Default: :meth:`error_of` the lengths.
         """
         if self.misses == "near":
             sigma = self.error_of(lengths) if error is None else error
@@ -210,23 +190,13 @@ class RankerForm(Closed):
 
 @dataclass(frozen=True)
 class SampledSteps:
-    """Steps sampled from a length distribution, each in the ranker's order.
+    """Steps sampled from a length distribution, each in the ranker's order."""
 
-    Attributes
-    ----------
-    lengths : int64 array, (draws, samples)
-        Lengths, longest prediction first.
-    tail_samples : int
-        Number of samples of each row that are flagged as long; they come first.
-    shuffled : int64 array, (draws, samples)
-        A random order of each row.
-    guesses : float64 array, (draws, samples)
-        A prediction of each length with a log-normal error, for the baseline that trusts such predictions.
-    """
-
-    lengths: Ints
-    tail_samples: int
-    shuffled: Ints
+    lengths: Ints  # (draws, samples): lengths, longest prediction first
+    tail_samples: int  # number of samples of each row that are flagged as long; they come first
+    shuffled: Ints  # (draws, samples): a random order of each row
+    # (draws, samples): a prediction of each length with a log-normal error, for the baseline that trusts such
+    # predictions.
     guesses: Floats
 
     def __len__(self) -> int:
@@ -242,12 +212,8 @@ def draw_steps(
 ) -> SampledSteps:
     """Draw steps and rank their samples.
 
-    Parameters
-    ----------
-    samples : int
-        Samples of each step.
-    draws : int
-        Number of steps.
+    ``samples``: samples of each step.
+    ``draws``: number of steps.
     """
     rng = np.random.default_rng(rng)
     rows, orders, guesses = [], [], []

@@ -70,16 +70,9 @@ class MeasuredStep(Closed):
 
 
 def step_s(stages: Floats, shared: bool, staleness: int | None) -> float:
-    """Seconds of a step without streaming.
+    """Seconds of a step without streaming, from the seconds of its stages (4,).
 
-    Parameters
-    ----------
-    stages : float64 array, (4,)
-        Seconds by stage.
-    shared : bool
-        The same units run all stages.
-    staleness : int or None
-        0 or ``shared``: one stage after the other. None: as 2.
+    ``shared``: the same units run all stages. Then, or with ``staleness`` 0, one stage runs after the other; None is 2.
     """
     generation, training, transfer = stages[0], stages[1] + stages[2], stages[3]
     total = float(stages.sum())
@@ -90,18 +83,10 @@ def step_s(stages: Floats, shared: bool, staleness: int | None) -> float:
 
 @dataclass(frozen=True)
 class StageFactors:
-    """Factors on the seconds of the stages.
+    """Factors on the seconds of the stages."""
 
-    Attributes
-    ----------
-    logs : float64 array, (4,)
-        Logarithms of the factors.
-    covariance : float64 array, (4, 4)
-        Of the logarithms.
-    """
-
-    logs: Floats
-    covariance: Floats
+    logs: Floats  # (4,): logarithms of the factors
+    covariance: Floats  # (4, 4): of the logarithms
 
     @classmethod
     def prior(cls) -> StageFactors:
@@ -120,14 +105,8 @@ class StageFactors:
     ) -> StageFactors:
         """The most probable factors under normal priors and errors of the logarithms.
 
-        Parameters
-        ----------
-        predicted : sequence of float64 array
-            Seconds by stage of each step.
-        usual, prior : (4,)
-            Factors before the measurement, and standard deviation of their logarithms.
-        noise : float
-            Standard deviation of the logarithm of a measured time.
+        ``predicted``: seconds by stage of each step. ``usual``, ``prior``: factors before the measurement, and standard
+        deviation of their logarithms. ``noise``: standard deviation of the logarithm of a measured time.
         """
 
         start = np.log(usual)

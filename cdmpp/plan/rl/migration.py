@@ -32,67 +32,34 @@ EQUAL = 0.001
 
 @dataclass(frozen=True)
 class MigrationLink:
-    """Cost of moving a sample.
+    """Cost of moving a sample."""
 
-    Attributes
-    ----------
-    bytes_per_token : float
-        Keys and values of one token.
-    bytes_per_s : float
-        Bandwidth into one instance.
-    """
-
-    bytes_per_token: float
-    bytes_per_s: float
+    bytes_per_token: float  # keys and values of one token
+    bytes_per_s: float  # bandwidth into one instance
 
 
 @dataclass(frozen=True)
 class Migration:
-    """A migration threshold and its mean effect.
+    """A migration threshold and its mean effect."""
 
-    Attributes
-    ----------
-    threshold : int
-        Unfinished samples at which the tail is gathered (R_t).
-    remaining : int
-        Instances that continue to decode (m).
-    at_s : float
-        Time of the migration.
-    moved, moved_bytes : float
-        Number of samples that migrate, and their keys and values.
-    generation_s : float
-        Until the last sample is generated.
-    stage_s : float
-        Until the inference of the last sample is done.
-    freed_s : float
-        Unit-seconds of the freed instances before generation ends.
-    ready_s : float64 array, (draws, samples)
-        Time at which each sample is ready for training.
-    ends_s : float64 array, (draws,)
-        End of each generation.
-    """
-
-    threshold: int
-    remaining: int
-    at_s: float
+    threshold: int  # unfinished samples at which the tail is gathered (R_t)
+    remaining: int  # instances that continue to decode (m)
+    at_s: float  # time of the migration
+    # Number of samples that migrate, and their keys and values.
     moved: float
     moved_bytes: float
-    generation_s: float
-    stage_s: float
-    freed_s: float
-    ready_s: Floats
-    ends_s: Floats
+    generation_s: float  # until the last sample is generated
+    stage_s: float  # until the inference of the last sample is done
+    freed_s: float  # unit-seconds of the freed instances before generation ends
+    ready_s: Floats  # (draws, samples): time at which each sample is ready for training
+    ends_s: Floats  # (draws,): end of each generation
 
 
 def inference_after(finish_s: Floats, inference_s: float, instances: int) -> Floats:
     """Time at which each sample is ready if inference runs after generation, on all instances.
 
-    Parameters
-    ----------
-    finish_s : float64 array, (draws, samples)
-        Ends of generation. Inference runs in the same order.
-    inference_s : float
-        Seconds of one instance for one sample.
+    ``finish_s`` (draws, samples): ends of generation. Inference runs in the same order.
+    ``inference_s``: seconds of one instance for one sample.
     """
     if inference_s == 0:
         return finish_s
@@ -108,16 +75,7 @@ def fewest_instances(
 ) -> int:
     """Fewest instances that hold the unfinished samples and decode at nearly the same speed.
 
-    Parameters
-    ----------
-    threshold : int
-        Unfinished samples.
-    instances : int
-        Current instances.
-    slowdown : float
-        Relative slow-down of a token that is accepted.
-    held_tokens : float
-        Tokens that the unfinished samples have in memory.
+    ``slowdown``: relative slow-down of a token that is accepted. ``held_tokens``: of the unfinished samples, in memory.
     """
     batch = min(max(-(-threshold // instances), 1), engine.max_batch)
     limit_s = engine.seconds_per_token[batch] * (1 + slowdown)
@@ -136,17 +94,11 @@ def best_migration(
 ) -> Migration | None:
     """The threshold with the shortest step; None if none shortens it.
 
-    Of thresholds within :data:`EQUAL`, the one that frees most unit-seconds. Without inference: the one that frees
-    most unit-seconds while generation takes at most :data:`TOLERANCE` longer.
+    Of thresholds within :data:`EQUAL`, the one that frees most unit-seconds. Without inference: the one that frees most
+    unit-seconds while generation takes at most :data:`TOLERANCE` longer. If ``control`` expires, the best so far.
 
-    Parameters
-    ----------
-    inference_s : float
-        Seconds of one unit for one sample.
-    control : SearchControl
-        If it expires, the best threshold so far is returned.
-    step_of : callable
-        Maps the ready time of each sample, (draws, samples), to the mean seconds of a step.
+    ``inference_s``: seconds of one unit for one sample. ``step_of``: maps the ready time of each sample, (draws,
+    samples), to the mean seconds of a step.
     """
     samples, instances = dispatcher.samples, split.instances
     if instances < 2 or samples < 2 or control.expired:
@@ -184,17 +136,11 @@ def _remaining_counts(engine: GenerationEngine, threshold: int, instances: int, 
 
 @dataclass(frozen=True)
 class _Pause:
-    """State of a step at the migration.
-
-    Attributes
-    ----------
-    held : int64 array, (samples,)
-        Tokens of each sample in memory.
-    """
+    """State of a step at the migration."""
 
     at_s: float
     result: GenerationResult
-    held: Ints
+    held: Ints  # (samples,): tokens of each sample in memory
 
 
 def _pauses(dispatcher: Dispatcher, split: TailSplit, threshold: int) -> list[_Pause]:

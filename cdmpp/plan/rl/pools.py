@@ -376,26 +376,15 @@ def check_training(pools: Sequence[PoolForm], fixed: int | None, ignore: bool) -
 
 @dataclass(frozen=True)
 class InstanceMemory:
-    """Memory of one generation instance.
-
-    Attributes
-    ----------
-    devices : int
-        Devices of the instance.
-    limit : float
-        Bytes of all its devices; infinite where no limit is known.
-    weights, token_bytes : float or None
-        Bytes of the weights, and of the keys and values of one token; None where the request does not tell.
-    cache : float or None
-        Bytes that the request gives to the cache.
-    """
+    """Memory of one generation instance."""
 
     pool: str
-    devices: int
-    limit: float
+    devices: int  # devices of the instance
+    limit: float  # bytes of all its devices; infinite where no limit is known
+    # Bytes of the weights, and of the keys and values of one token; None where the request does not tell.
     weights: float | None
     token_bytes: float | None
-    cache: float | None
+    cache: float | None  # bytes that the request gives to the cache
 
     def needed(self, tokens: int) -> float:
         """Bytes of the weights, and of the cache or at least ``tokens`` in it."""
@@ -441,12 +430,8 @@ def instance_memory(
 ) -> InstanceMemory:
     """Memory of an instance of a generating pool with all its costs.
 
-    Parameters
-    ----------
-    weight_bytes : float or None
-        One copy of the weights, for a pool whose decode curve is no language model.
-    tokens : int
-        Tokens of the longest sample. A cache with a window is as large per token as at this length.
+    ``weight_bytes``: one copy of the weights, for a pool whose decode curve is no language model.
+    ``tokens``: tokens of the longest sample. A cache with a window is as large per token as at this length.
     """
     model = _language_model(pool.decode)
     device = pool.decode.device if isinstance(pool.decode, BatchCurve) else None

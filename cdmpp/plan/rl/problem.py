@@ -40,20 +40,13 @@ FREE_LINK = MigrationLink(0.0, 1.0)
 
 @dataclass(frozen=True)
 class PipelineSchedule:
-    """Time of one run of a schedule.
+    """Time of one run of a schedule."""
 
-    Attributes
-    ----------
-    latency_s, lower_s, upper_s : float
-        Makespan, with the predictions and with their bounds.
-    plan : FusedPlan or None
-        The schedule; None if the request gives its answer only.
-    """
-
+    # Makespan, with the predictions and with their bounds.
     latency_s: float
     lower_s: float
     upper_s: float
-    plan: FusedPlan | None = None
+    plan: FusedPlan | None = None  # the schedule; None if the request gives its answer only
 
     @property
     def predicted(self) -> bool:
@@ -73,10 +66,7 @@ def schedules(
 ) -> dict[int, PipelineSchedule]:
     """Schedules of the costs that have pipelines, by index; equal pipelines are searched once.
 
-    Raises
-    ------
-    FieldError, InfeasibleError
-        A schedule cannot be made.
+    Raises FieldError or InfeasibleError: a schedule cannot be made.
     """
     known: list[tuple[PipelineForm, PipelineSchedule]] = []
     by_index: dict[int, PipelineSchedule] = {}
@@ -124,15 +114,9 @@ def cached_table(sizes: Floats, slopes: Floats, max_batch: int) -> Floats:
 def token_table(sizes: Floats, seconds: Floats, max_batch: int) -> Floats:
     """The decode curve at batch sizes 0 (unused), 1, ..., ``max_batch``.
 
-    Parameters
-    ----------
-    sizes, seconds : float64 arrays
-        Points of the curve, in order of growing size. Seconds that fall are replaced by a monotone fit, as in
-        ``/curve``: a larger batch is not faster.
-
-    Notes
-    -----
-    Linear between the points, constant below the first, proportional to the batch beyond the last.
+    ``sizes``, ``seconds``: points of the curve, in order of growing size. Seconds that fall are replaced by a monotone
+    fit, as in ``/curve``: a larger batch is not faster. The curve is linear between the points, constant below the
+    first, and proportional to the batch beyond the last.
     """
     logs = np.log(np.maximum(seconds, 1e-15))
     fitted = monotone_fit(logs, [0])
@@ -142,37 +126,20 @@ def token_table(sizes: Floats, seconds: Floats, max_batch: int) -> Floats:
 
 @dataclass(frozen=True)
 class RlProblem:
-    """One step of reinforcement learning to plan.
-
-    Attributes
-    ----------
-    samples : int
-        Samples of a step.
-    objective : {"time", "cost"}
-    slack : float
-        Share by which a step may be longer than the shortest if it is cheaper.
-    most_step_s : float or None
-        Upper limit of the mean step.
-    draws : int
-        Number of search steps, and of held-out steps.
-    doubt : float
-        Probability that a ranker with "near" misses has "any" misses instead.
-    factors : StageFactors or None
-        Of measured steps; part of all seconds already.
-    """
+    """One step of reinforcement learning to plan."""
 
     lengths: LengthDistribution
     ranker: RankerForm
-    samples: int
+    samples: int  # samples of a step
     sizing: SizingProblem
     link: MigrationLink = FREE_LINK
     objective: Objective = "time"
-    slack: float = 0.0
-    most_step_s: float | None = None
-    draws: int = 16
+    slack: float = 0.0  # share by which a step may be longer than the shortest if it is cheaper
+    most_step_s: float | None = None  # upper limit of the mean step
+    draws: int = 16  # number of search steps, and of held-out steps
     seed: int = 0
-    doubt: float = 0.0
-    factors: StageFactors | None = None
+    doubt: float = 0.0  # probability that a ranker with "near" misses has "any" misses instead
+    factors: StageFactors | None = None  # of measured steps; part of all seconds already
 
     def spread(self, stages: Sequence[float], shared: bool) -> float:
         """Factor from a step to the upper end of its interval, for the uncertainty of the stages' factors.
@@ -209,12 +176,8 @@ def make_problem(
 ) -> RlProblem:
     """The problem of a request with resolved costs.
 
-    Parameters
-    ----------
-    figure : {"latency_s", "lower_s", "upper_s"}
-        Which value of each predicted cost to use.
-    schedules : mapping of int to PipelineSchedule, optional
-        Schedules of the pools that train by pipelines, by index (:func:`cdmpp.plan.rl.problem.schedules`).
+    ``figure``: which value of each predicted cost to use.
+    ``schedules``: schedules of the pools that train by pipelines, by index (:func:`cdmpp.plan.rl.problem.schedules`).
     """
     schedules = schedules or {}
     lengths = request.lengths.distribution(request.samples_per_step)

@@ -50,22 +50,8 @@ def plan_of(
     result: SearchResult,
     schedules: Mapping[int, PipelineSchedule] | None = None,
 ) -> RlPlan:
-    """The plan of a search result.
-
-    Parameters
-    ----------
-    request : RlRequest
-        With resolved costs.
-    problem : RlProblem
-        Made from the request.
-    schedules : mapping of int to PipelineSchedule, optional
-        Schedules of the pools that train by pipelines, by index.
-
-    Raises
-    ------
-    FieldError
-        The lower bound of the price is 0.
-    """
+    """The plan of a search result for a request with resolved costs. Raises FieldError: the price's lower bound is
+    0."""
     sizes, sizing = result.sizes, problem.sizing
     bound = result.bound_s if problem.objective == "time" else result.bound_price
     if bound == 0:
@@ -458,12 +444,8 @@ def migration_part(problem: RlProblem, result: SearchResult) -> MigrationPart | 
 def explain(request: RlRequest, problem: RlProblem, result: SearchResult, split: SplitPart) -> list[str]:
     """The explanation of a plan.
 
-    Parameters
-    ----------
-    request : RlRequest
-        With resolved costs.
-    split : SplitPart
-        The tail split as the plan reports it.
+    ``request``: with resolved costs.
+    ``split``: the tail split as the plan reports it.
     """
     return [
         f"all times are simulated: means over {len(result.steps)} held-out steps, drawn from the lengths and not used "

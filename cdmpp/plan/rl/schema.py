@@ -593,10 +593,7 @@ class RlRequest(Request[RlPlan]):
     def with_pool_costs(self) -> Self:
         """A copy in which each pool has all costs of its stages, its own or the request's, and the request has none.
 
-        Raises
-        ------
-        FieldError
-            A generating pool has no decode curve, or a pool's name is not unique.
+        Raises FieldError: a generating pool has no decode curve, or a pool's name is not unique.
         """
         pools = [self._with_costs(index) for index in range(len(self.pools))]
         return self.model_copy(

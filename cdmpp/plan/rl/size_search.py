@@ -49,30 +49,16 @@ Units = tuple[int, ...]
 
 @dataclass(frozen=True)
 class SizeSearchResult:
-    """Result of the search for sizes.
+    """Result of the search for sizes."""
 
-    Attributes
-    ----------
-    front : list of PoolSizes
-        The Pareto front of time and price.
-    tried : int
-        Number of generation sizes that were simulated.
-    complete : bool
-        Whether these are all sizes.
-    inference_sizes : list of PoolSizes
-        The best shared and the best separate sizes whose generation units run inference. With a migration they
-        may be better than the front.
-    one_pool : list of PoolSizes
-        The front without mixes and tail splits.
-    separate : list of PoolSizes
-        The Pareto front of sizes that train on other units than those that generate.
-    """
-
-    front: list[PoolSizes]
-    tried: int
-    complete: bool
+    front: list[PoolSizes]  # the Pareto front of time and price
+    tried: int  # number of generation sizes that were simulated
+    complete: bool  # whether these are all sizes
+    # The best shared and the best separate sizes whose generation units run inference. With a migration they may be
+    # better than the front.
     inference_sizes: list[PoolSizes]
-    one_pool: list[PoolSizes] = field(default_factory=list)
+    one_pool: list[PoolSizes] = field(default_factory=list)  # the front without mixes and tail splits
+    # The Pareto front of sizes that train on other units than those that generate.
     separate: list[PoolSizes] = field(default_factory=list)
 
 
@@ -86,18 +72,9 @@ def search_sizes(
 ) -> SizeSearchResult:
     """Simulate generation sizes with all training sizes.
 
-    Parameters
-    ----------
-    dispatchers : dict of int to Dispatcher
-        By index of the generation pool, on the search steps.
-    control : SearchControl
-        The search uses a part of its budget; the rest is for the following steps.
-    listener : SearchControl
-        Receives the progress.
-    max_steps : int or None
-        Most generation sizes to simulate.
-    make_answer : callable
-        Makes the answer of an intermediate result, for progress listeners.
+    ``dispatchers``: by index of the generation pool, on the search steps. ``control``: the search uses a part of its
+    budget; the rest is for the following steps. ``listener``: receives the progress, with the answers of
+    ``make_answer``. ``max_steps``: most generation sizes to simulate.
     """
     sizing = problem.sizing
     priced = any(pool.price_per_hour > 0 for pool in sizing.pools)
@@ -154,10 +131,7 @@ def search_sizes(
 def shortest_step_s(problem: RlProblem, control: SearchControl) -> float:
     """The shortest step of pool sizes without tail splits, on the search steps.
 
-    Raises
-    ------
-    InfeasibleError
-        No sizes have both stages.
+    Raises InfeasibleError: no sizes have both stages.
     """
     engines = {i: pool.engine for i, pool in enumerate(problem.sizing.pools) if pool.engine is not None}
     dispatchers = problem.dispatchers(engines, held_out=False)
@@ -254,12 +228,8 @@ class SizeQueue:
 def choose_sizes(problem: RlProblem, front: list[PoolSizes]) -> PoolSizes:
     """The best sizes of a Pareto front.
 
-    Raises
-    ------
-    FieldError
-        The front is empty.
-    InfeasibleError
-        Every step is longer than ``most_step_s``.
+    Raises FieldError: the front is empty.
+    Raises InfeasibleError: every step is longer than ``most_step_s``.
     """
     if not front:
         raise FieldError(
@@ -306,15 +276,9 @@ def candidate_sizes(
 ) -> list[PoolSizes]:
     """Steps of one generation stage with every training stage beside it, or after it on the same units.
 
-    Parameters
-    ----------
-    ready_s : float64 array, (draws, samples), optional
-        Time at which each sample is ready, with inference on the generation units. Default: inference starts after
-        generation.
-    only : PoolSizes, optional
-        Evaluate only these sizes. Default: all.
-    near : PoolSizes, optional
-        Evaluate all numbers of training units around these, which a grid of many units leaves out.
+    ``ready_s`` (draws, samples): when each sample is ready, with inference on the generation units; default: inference
+    starts after generation. ``only``: the only sizes to evaluate. ``near``: evaluate all numbers of training units
+    around these, which a grid of many units leaves out.
     """
     stage = problem.stage(pool, split)
     finish = finish_times(dispatcher, split) if ready_s is None else ready_s
@@ -389,12 +353,8 @@ def search_mixes(
     If all combinations of units are few (:data:`MOST_COMBINATIONS`), all are tried. Otherwise some numbers of each
     pool are combined, and the best combination is varied in halving steps.
 
-    Parameters
-    ----------
-    dispatchers : dict of int to Dispatcher
-        By index of the generation pool, on the search steps.
-    control : SearchControl
-        The first combination, all units, is tried in any case.
+    ``dispatchers``: by index of the generation pool, on the search steps.
+    ``control``: the first combination, all units, is tried in any case.
     """
     sizing = problem.sizing
     pools = list(dispatchers)

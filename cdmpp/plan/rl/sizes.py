@@ -27,34 +27,16 @@ MOST_COUNTS = 512
 
 @dataclass(frozen=True)
 class Pool:
-    """Equal units at one site.
-
-    Attributes
-    ----------
-    units : int
-        Number of units; one unit is a generation instance or a data-parallel training unit.
-    price_per_hour : float
-        Price of one unit.
-    site : str
-        Transfers of weights between sites take ``cross_site_s``.
-    engine : GenerationEngine or None
-        None if the pool does not generate.
-    training : TrainingCost or None
-        None if the pool does not train.
-    inference_s : float
-        Seconds of one unit for the reward, reference and critic values of one sample.
-    placement : int
-        Units that fill whole nodes: both stages have multiples of it.
-    """
+    """Equal units at one site."""
 
     name: str
-    units: int
-    price_per_hour: float = 0.0
-    site: str = ""
-    engine: GenerationEngine | None = None
-    training: TrainingCost | None = None
-    inference_s: float = 0.0
-    placement: int = 1
+    units: int  # number of units; one unit is a generation instance or a data-parallel training unit
+    price_per_hour: float = 0.0  # price of one unit
+    site: str = ""  # transfers of weights between sites take ``cross_site_s``
+    engine: GenerationEngine | None = None  # None if the pool does not generate
+    training: TrainingCost | None = None  # None if the pool does not train
+    inference_s: float = 0.0  # seconds of one unit for the reward, reference and critic values of one sample
+    placement: int = 1  # units that fill whole nodes: both stages have multiples of it
 
     def generation_engine(self) -> GenerationEngine:
         """The engine of a pool that generates."""
@@ -64,39 +46,21 @@ class Pool:
 
 @dataclass(frozen=True)
 class PoolSizes:
-    """Units of both stages, and the mean step that they give.
+    """Units of both stages, and the mean step that they give."""
 
-    Attributes
-    ----------
-    generation, generation_units : int
-        Index of the generation pool, and its units. With a :class:`PoolMix` as ``split``: :data:`MIXED`, and all
-        its units.
-    training, training_units : int or None, int
-        Index of the training pool, and its units; None and 0 without training.
-    split : TailSplit or PoolMix
-        Groups of the generation instances.
-    batches : int
-        Number of batches in which samples are streamed to training.
-    step_s : float
-        Seconds of a step.
-    price : float
-        Price of a step.
-    shared : bool
-        The same units generate and then train (colocated): nothing overlaps.
-    inference_by : {"generation", "training"}
-        Stage whose units run the reward, reference and critic models.
-    """
-
+    # Index of the generation pool, and its units. With a :class:`PoolMix` as ``split``: :data:`MIXED`, and all its
+    # units.
     generation: int
     generation_units: int
+    # Index of the training pool, and its units; None and 0 without training.
     training: int | None
     training_units: int
-    split: Groups
-    batches: int
-    step_s: float
-    price: float
-    shared: bool = False
-    inference_by: Stage = "generation"
+    split: Groups  # groups of the generation instances
+    batches: int  # number of batches in which samples are streamed to training
+    step_s: float  # seconds of a step
+    price: float  # price of a step
+    shared: bool = False  # the same units generate and then train (colocated): nothing overlaps
+    inference_by: Stage = "generation"  # stage whose units run the reward, reference and critic models
 
     @property
     def units(self) -> int:
@@ -110,18 +74,10 @@ class PoolSizes:
 
 @dataclass(frozen=True)
 class GenerationStage:
-    """The units that generate.
+    """The units that generate."""
 
-    Attributes
-    ----------
-    units : tuple of (int, int)
-        Index and units of each pool.
-    inference_s : float
-        Seconds of one instance for the inference of a sample; for a mix, of one average instance.
-    """
-
-    units: tuple[tuple[int, int], ...]
-    inference_s: float
+    units: tuple[tuple[int, int], ...]  # index and units of each pool
+    inference_s: float  # seconds of one instance for the inference of a sample; for a mix, of one average instance
 
     @property
     def instances(self) -> int:
@@ -135,40 +91,24 @@ class GenerationStage:
 
 @dataclass(frozen=True)
 class SizingProblem:
-    """Pools and constraints of the search for sizes.
-
-    Attributes
-    ----------
-    mode : {"sync", "async"}
-    same_site_s, cross_site_s, shared_s : float
-        Seconds to transfer the weights from training to generation: within a site, between sites, and if the same
-        units run both stages.
-    layout : {"any", "separate", "shared"}
-        Whether both stages run on separate units, on shared units, or on either.
-    generation_units, training_units : int or None
-        Fixed sizes; None: searched.
-    staleness : int or None
-        Of :func:`cdmpp.plan.rl.training.asynchronous_step`.
-    transfer : callable or None
-        Seconds by site of training, site of generation and instances; replaces ``same_site_s`` and ``cross_site_s``.
-    mix : bool
-        Whether several pools may generate at once.
-    transfer_factor : float
-        On the seconds of transfers between separate units.
-    """
+    """Pools and constraints of the search for sizes."""
 
     pools: tuple[Pool, ...]
     mode: Mode
+    # Seconds to transfer the weights from training to generation: within a site, between sites, and if the same units
+    # run both stages.
     same_site_s: float = 0.0
     cross_site_s: float = 0.0
     shared_s: float = 0.0
-    layout: Layout = "any"
+    layout: Layout = "any"  # whether both stages run on separate units, on shared units, or on either
+    # Fixed sizes; None: searched.
     generation_units: int | None = None
     training_units: int | None = None
-    staleness: int | None = None
+    staleness: int | None = None  # of :func:`cdmpp.plan.rl.training.asynchronous_step`
+    # Seconds by site of training, site of generation and instances; replaces ``same_site_s`` and ``cross_site_s``.
     transfer: Callable[[str, str, int], float] | None = None
-    mix: bool = False
-    transfer_factor: float = 1.0
+    mix: bool = False  # whether several pools may generate at once
+    transfer_factor: float = 1.0  # on the seconds of transfers between separate units
 
     @property
     def trains(self) -> bool:

@@ -47,12 +47,8 @@ MIGRATION_LEAVES, ELASTIC_LEAVES = 0.25, 0.1
 def solve(request: RlRequest, control: SearchControl) -> RlPlan:
     """The best plan within the budget, which begins when the simulation is compiled.
 
-    Raises
-    ------
-    FieldError
-        Fixed sizes fit no pool, or the minimised price has no positive lower bound.
-    InfeasibleError
-        The longest sample fits into no memory, or every step is longer than the limit.
+    Raises FieldError: fixed sizes fit no pool, or the minimised price has no positive lower bound.
+    Raises InfeasibleError: the longest sample fits into no memory, or every step is longer than the limit.
     """
     costs = [pool.training for pool in request.pools]
     compile_loops()
@@ -75,21 +71,10 @@ def search(
 ) -> SearchResult:
     """Plan a step.
 
-    Parameters
-    ----------
-    control : SearchControl, optional
-        Ends the search for sizes early.
-    max_steps : int, optional
-        Most generation sizes to simulate.
-    make_answer : callable, optional
-        Makes the answer of an intermediate result, for progress listeners.
-
-    Raises
-    ------
-    FieldError
-        Fixed sizes fit no pool.
-    InfeasibleError
-        The longest sample fits into no memory, or every step is longer than the limit.
+    ``control``: ends the search for sizes early. ``max_steps``: most generation sizes to simulate. ``make_answer``:
+    makes the answer of an intermediate result, for progress listeners.
+    Raises FieldError: fixed sizes fit no pool.
+    Raises InfeasibleError: the longest sample fits into no memory, or every step is longer than the limit.
     """
     control = control or SearchControl()
     left_out = pools_without_memory(problem)
@@ -121,10 +106,7 @@ def search(
 def pools_without_memory(problem: RlProblem) -> dict[str, str]:
     """Generation pools whose memory does not hold the longest sample: name to reason.
 
-    Raises
-    ------
-    InfeasibleError
-        No pool remains.
+    Raises InfeasibleError: no pool remains.
     """
     pools = [pool for pool in problem.sizing.pools if pool.engine is not None]
     reasons: dict[str, str] = {}

@@ -20,18 +20,11 @@ MOST_BATCHES = 32
 
 @dataclass(frozen=True)
 class SizedCosts:
-    """Costs of training by the number of units, each with a layout of its own.
+    """Costs of training by the number of units, each with a layout of its own."""
 
-    Attributes
-    ----------
-    units : int64 array
-        Numbers of units that can train, growing.
-    token_s, update_s, inference_s, swap_s : float64 array, (len(units),)
-        Seconds of a token, of an update besides its tokens, of the forward passes of a token, and of moving the
-        training state out of the devices and back if the same units generate.
-    """
-
-    units: Ints
+    units: Ints  # numbers of units that can train, growing
+    # (units),): seconds of a token, of an update besides its tokens, of the forward passes of a token, and of moving
+    # the training state out of the devices and back if the same units generate.
     token_s: Floats
     update_s: Floats
     inference_s: Floats
@@ -49,42 +42,24 @@ class SizedCosts:
 
 @dataclass(frozen=True)
 class TrainingCost:
-    """Seconds of training on the samples of a step.
+    """Seconds of training on the samples of a step."""
 
-    Attributes
-    ----------
-    per_sample_s, per_token_s : float
-        Seconds on one unit, per sample and per token of prompt and response.
-    fixed_s : float
-        Seconds added once per step, for any number of units: optimizer, synchronisation.
-    efficiency : float
-        Share of the ideal speed-up that remains at each doubling of the units, in (0.5, 1].
-    batch_overhead_s : float
-        Seconds added per batch of a streamed step.
-    inference_s : float
-        Seconds of inference per sample on one unit, if the training units run it. It scales ideally.
-    run_s : float
-        Seconds of one run of a pipeline schedule, which trains on ``run_samples`` samples; 0: no pipelines. With
-        ``sized``, ``run_samples`` is the number of samples of an update.
-    run_samples, run_units : int
-        Samples of one run, and units of one pipeline. Pipelines train side by side on equal numbers of samples.
-    memory_units : int
-        Fewest units whose memory holds weights, gradients and optimizer states.
-    sized : SizedCosts or None
-        In place of all other seconds but ``fixed_s`` and ``batch_overhead_s``.
-    """
-
+    # Seconds on one unit, per sample and per token of prompt and response.
     per_sample_s: float = 0.0
     per_token_s: float = 0.0
-    fixed_s: float = 0.0
-    efficiency: float = 1.0
-    batch_overhead_s: float = 0.0
+    fixed_s: float = 0.0  # seconds added once per step, for any number of units: optimizer, synchronisation
+    efficiency: float = 1.0  # share of the ideal speed-up that remains at each doubling of the units, in (0.5, 1]
+    batch_overhead_s: float = 0.0  # seconds added per batch of a streamed step
+    # Seconds of inference per sample on one unit, if the training units run it. It scales ideally.
     inference_s: float = 0.0
+    # Seconds of one run of a pipeline schedule, which trains on ``run_samples`` samples; 0: no pipelines. With
+    # ``sized``, ``run_samples`` is the number of samples of an update.
     run_s: float = 0.0
+    # Samples of one run, and units of one pipeline. Pipelines train side by side on equal numbers of samples.
     run_samples: int = 1
     run_units: int = 1
-    memory_units: int = 1
-    sized: SizedCosts | None = None
+    memory_units: int = 1  # fewest units whose memory holds weights, gradients and optimizer states
+    sized: SizedCosts | None = None  # in place of all other seconds but ``fixed_s`` and ``batch_overhead_s``
 
     @property
     def least_units(self) -> int:
@@ -143,21 +118,11 @@ class TrainingCost:
 
 @dataclass(frozen=True)
 class ReadyTimes:
-    """Times at which parts of a step are ready for training.
+    """Times at which parts of a step are ready for training."""
 
-    Attributes
-    ----------
-    at_s : float64 array, (draws, parts)
-        Time at which the first ``samples`` samples are ready.
-    samples : float64 array, (parts,)
-        Cumulative number of samples.
-    tokens : float64 array, (draws, parts)
-        Cumulative tokens of prompts and responses.
-    """
-
-    at_s: Floats
-    samples: Floats
-    tokens: Floats
+    at_s: Floats  # (draws, parts): time at which the first ``samples`` samples are ready
+    samples: Floats  # (parts,): cumulative number of samples
+    tokens: Floats  # (draws, parts): cumulative tokens of prompts and responses
 
     @classmethod
     def of(cls, ready_s: Floats, lengths: Ints, prompt_tokens: int) -> ReadyTimes:
@@ -200,24 +165,15 @@ class ReadyTimes:
 def asynchronous_step(
     generation_s: Floats, training_s: Floats, weights_s: Floats | float, staleness: int | None
 ) -> Floats:
-    """Seconds from one step to the next if generation and training overlap.
+    """Seconds from one step to the next if generation and training overlap, with ``weights_s`` to transfer new weights.
 
-    Parameters
-    ----------
-    generation_s, training_s : float64 arrays
-        Seconds of both stages; shapes that broadcast.
-    weights_s : float64 array or float
-        Seconds to transfer the new weights.
-    staleness : int or None
-        k >= 1: generation of step i starts when the weights after the training of step i - 1 - k have arrived. None:
-        as 2, so that generation never waits for weights.
+    With a ``staleness`` of k >= 1, generation of step i starts when the weights after the training of step i - 1 - k
+    have arrived. None is 2: generation never waits for weights.
 
-    Notes
-    -----
     Generation, training and transfer each work on one step at a time, so a step takes at least the longest of them.
-    Generation, training and transfer of a step, one after the other, must end within k + 1 steps:
-    ``max(g, t, w, (g + t + w) / (k + 1))``. This is the largest cycle mean of the dependencies, so the period of
-    equal steps. With k >= 2 the last term is never the largest.
+    Generation, training and transfer of a step, one after the other, must end within k + 1 steps: ``max(g, t, w, (g + t
+    + w) / (k + 1))``. This is the largest cycle mean of the dependencies, so the period of equal steps. With k >= 2 the
+    last term is never the largest.
     """
     longest = np.maximum(np.maximum(generation_s, training_s), weights_s)
     if staleness is None:
@@ -228,23 +184,10 @@ def asynchronous_step(
 def step_times(
     ready: ReadyTimes, cost: TrainingCost, units: Ints, mode: Mode, weights_s: float, staleness: int | None = None
 ) -> tuple[Floats, Ints]:
-    """Step times by number of training units, each with its best number of batches.
+    """Step times (draws, units) by number of training units, and the best number of batches of each, (units,).
 
-    Parameters
-    ----------
-    units : int64 array
-        Numbers of training units; each is evaluated separately.
-    mode : {"sync", "async"}
-    weights_s : float
-        Seconds to transfer the new weights to generation. "sync": added after training. "async": overlapped, as
-        :func:`asynchronous_step` describes.
-    staleness : int or None
-        Of :func:`asynchronous_step`.
-
-    Returns
-    -------
-    seconds : float64 array, (draws, len(units))
-    batches : int64 array, (len(units),)
+    ``weights_s``: seconds to transfer the new weights to generation. "sync": added after training. "async": overlapped,
+    as :func:`asynchronous_step` describes.
     """
     if mode == "async":
         whole = cost.whole_s(ready.samples[-1], ready.tokens[:, -1, None], units.astype(np.float64))

@@ -64,8 +64,6 @@ class SiteLinkForm(Closed):
     def seconds(self, size_bytes: float, ranks: int, hops: int = 1) -> float:
         """Seconds for ``size_bytes`` over ``ranks`` connections, along a path of ``hops`` links with a bandwidth.
 
-        Notes
-        -----
         ``hops * latency_s + size_bytes / min(ranks * bandwidth, total)``: the bytes are divided evenly between the
         connections, and each hop forwards what it has received (pipelined).
         """
@@ -76,10 +74,7 @@ class SiteLinkForm(Closed):
     def price_requests(self, path: str, part_bytes: float) -> list[PriceRequest]:
         """The copy and a message of :data:`LATENCY_BYTES`; none for a link with figures.
 
-        Parameters
-        ----------
-        part_bytes : float
-            Bytes that one connection sends.
+        ``part_bytes``: bytes that one connection sends.
         """
         form = self.collective
         if form is None or self.device is None:
@@ -141,17 +136,8 @@ class TransferForm(Priced):
         return copy_s, min(latency_s, copy_s)
 
     def seconds(self, source: str, target: str, instances: int, figure: Figure = "latency_s") -> float:
-        """Seconds until ``instances`` instances at the site ``target`` have the weights.
+        """Seconds until ``instances`` instances at the site ``target`` have the weights; after :meth:`with_prices`.
 
-        After :meth:`with_prices` where a link is predicted.
-
-        Parameters
-        ----------
-        figure : {"latency_s", "lower_s", "upper_s"}
-            Which value of predictions to use.
-
-        Notes
-        -----
         At one site the copy travels along a chain from instance to instance, pipelined, so that the bytes count
         once. Between two sites one copy travels; after its arrival it is distributed in the same way.
         """
@@ -224,10 +210,7 @@ class WeightsForm(Closed):
     def check(self, training: dict[str, str], generation: dict[str, str]) -> None:
         """Raise FieldError if two sites that exchange weights have no link.
 
-        Parameters
-        ----------
-        training, generation : dict of str to str
-            Site of each pool that trains, and of each that generates, by name.
+        ``training``, ``generation``: site of each pool that trains, and of each that generates, by name.
         """
         if self.transfer is None:
             return

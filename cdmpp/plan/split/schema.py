@@ -293,10 +293,7 @@ class SplitRequest(Request[SplitPlan]):
     def costs(self, number: int, name: PassName) -> list[Cost]:
         """Cost of one pass of a layer on each of :attr:`devices`; after :meth:`with_prices`.
 
-        Raises
-        ------
-        FieldError
-            Seconds are given by device, and a device is missing.
+        Raises FieldError: seconds are given by device, and a device is missing.
         """
         if (number, name) in self._predicted:
             return self._predicted[number, name]
@@ -307,9 +304,8 @@ class SplitRequest(Request[SplitPlan]):
             return [Cost.given(given)] * len(self.devices)
         for device in self.devices:
             if not isinstance(device, str) or device not in given:
-                path = f"layers.{number}.{name}_s"
                 raise FieldError.at(
-                    path,
+                    f"layers.{number}.{name}_s",
                     f"no value for {device_name(device)}",
                     hint="it has: " + ", ".join(given) + "; each rank needs one of these as its device",
                 )

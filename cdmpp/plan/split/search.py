@@ -29,60 +29,32 @@ from cdmpp.simulate.emulator.stages import Floats, Stage, grid, on_grid
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer, which is not cut.
+    """One layer, which is not cut."""
 
-    Attributes
-    ----------
-    forward_s, backward_s : tuple of float
-        Seconds of one micro-batch on each kind of device.
-    activation_bytes : float
-        For one micro-batch, between its forward and its backward pass.
-    weight_bytes : float
-        Weights, gradients and optimizer states.
-    transfer_s : float
-        Seconds to send the output to another rank, and again for its gradient.
-    boundary_bytes : float
-        Input of the layer for one micro-batch.
-    """
-
+    # Seconds of one micro-batch on each kind of device.
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
-    activation_bytes: float = 0.0
-    weight_bytes: float = 0.0
-    transfer_s: float = 0.0
+    activation_bytes: float = 0.0  # for one micro-batch, between its forward and its backward pass
+    weight_bytes: float = 0.0  # weights, gradients and optimizer states
+    transfer_s: float = 0.0  # seconds to send the output to another rank, and again for its gradient
     name: str = ""
-    boundary_bytes: float = 0.0
+    boundary_bytes: float = 0.0  # input of the layer for one micro-batch
 
 
 @dataclass(frozen=True)
 class Rank:
-    """A device of the pipeline.
+    """A device of the pipeline."""
 
-    Attributes
-    ----------
-    kind : int
-        Index into the costs of a layer.
-    """
-
-    kind: int = 0
+    kind: int = 0  # index into the costs of a layer
     memory_bytes: float = float("inf")
 
 
 class LayerTable:
     """Sums over runs of layers.
 
-    Parameters
-    ----------
-    layers : sequence of Layer, length n
-    recompute : bool
-        Whether a stage keeps only its input of a waiting micro-batch. The time of recomputing is part of the layers'
-        ``backward_s``.
-
-    Attributes
-    ----------
-    forward_s, backward_s : float64, shape (kinds, n + 1)
-        Sums over the first layers, rounded to a common grid so that their differences are exact.
-    transfer_s : float64, shape (n,)
+    ``forward_s`` and ``backward_s``, (kinds, n + 1), are sums over the first layers, rounded to a common grid so that
+    their differences are exact. With ``recompute`` a stage keeps only its input of a waiting micro-batch; the time of
+    recomputing is part of the layers' ``backward_s``.
     """
 
     def __init__(self, layers: Sequence[Layer], micro_batches: int, *, recompute: bool = False) -> None:
@@ -135,8 +107,7 @@ class LayerTable:
     def all_bytes_held(self, ahead: int, ends: NDArray[np.int64]) -> Floats:
         """:meth:`bytes_held` of all runs; infinite behind the last layer."""
         both = np.append(self._weights + self._whole(ahead) * self._held, np.inf)
-        held: Floats = both[ends] - both[:-1, None] + (ahead - 1) * self._input[:, None]
-        return held
+        return np.asarray(both[ends] - both[:-1, None] + (ahead - 1) * self._input[:, None])
 
     def _whole(self, ahead: int) -> int:
         """Micro-batches that hold all their activations: where they are recomputed, the one that is."""
@@ -149,22 +120,12 @@ class LayerTable:
 
 @dataclass(frozen=True)
 class Split:
-    """Layers on ranks.
-
-    Attributes
-    ----------
-    ranks : tuple of Rank
-        In the order of the pipeline.
-    order : tuple of int
-        Index of each of them in the given ranks.
-    begin : tuple of int, length ranks + 1
-        Stage s holds layers ``begin[s]`` to ``begin[s + 1] - 1``.
-    """
+    """Layers on ranks."""
 
     table: LayerTable
-    ranks: tuple[Rank, ...]
-    order: tuple[int, ...]
-    begin: tuple[int, ...]
+    ranks: tuple[Rank, ...]  # in the order of the pipeline
+    order: tuple[int, ...]  # index of each of them in the given ranks
+    begin: tuple[int, ...]  # stage s holds layers ``begin[s]`` to ``begin[s + 1] - 1``
 
     @property
     def stage_s(self) -> list[float]:
@@ -202,11 +163,8 @@ class Split:
 def stage_costs(split: Split) -> tuple[dict[int, float], dict[int, float]]:
     """Costs of the stages for other schedule simulators.
 
-    Returns
-    -------
-    fwd_costs, bwd_costs : dict of int to float
-        Stage index to seconds of one micro-batch; the stages are numbered as in
-        ``torch.distributed.pipelining``. Backward costs include weight gradients.
+    Returns ``fwd_costs, bwd_costs``: stage index to seconds of one micro-batch; the stages are numbered as in
+    ``torch.distributed.pipelining``. Backward costs include weight gradients.
     """
     table = split.table
     forward, backward = (
@@ -262,24 +220,15 @@ FEW = 2000
 
 @dataclass(frozen=True)
 class SplitResult:
-    """The best split of a search.
-
-    Attributes
-    ----------
-    value_s, bound_s : float
-        The objective, and its lower bound over all contiguous splits; for the goal "step" also over all orders of
-        whole passes, not only 1F1B.
-    steps : int
-        Number of simulated splits.
-    complete : bool
-        No contiguous split has a smaller objective.
-    """
+    """The best split of a search."""
 
     split: Split
+    # The objective, and its lower bound over all contiguous splits; for the goal "step" also over all orders of whole
+    # passes, not only 1F1B.
     value_s: float
     bound_s: float
-    steps: int = 0
-    complete: bool = False
+    steps: int = 0  # number of simulated splits
+    complete: bool = False  # no contiguous split has a smaller objective
 
 
 def split(
@@ -295,24 +244,9 @@ def split(
 ) -> SplitResult:
     """Find the best contiguous split; each rank gets at least one layer.
 
-    Parameters
-    ----------
-    table : LayerTable
-        At least as many layers as ranks.
-    ranks : sequence of Rank
-        In the order of the pipeline.
-    goal : {"slowest", "step"}
-    any_order : bool
-        Whether the order of the ranks may change.
-    max_steps : int, optional
-        Most splits to simulate for the goal "step"; the first four are always simulated.
-    describe : callable, optional
-        Makes the plan so far, for progress reports.
-
-    Raises
-    ------
-    InfeasibleError
-        No split fits into the memory; the message has the memory that one needs.
+    ``any_order``: whether the order of the ranks may change. ``max_steps``: most splits to simulate for the goal
+    "step"; the first four are always simulated. ``describe``: makes the plan so far, for progress reports.
+    Raises InfeasibleError: no split fits into the memory; the message has the memory that one needs.
     """
     control, emulator = control or SearchControl(), emulator or Emulator()
     try:
@@ -358,10 +292,7 @@ def split(
 def _simple(table: LayerTable, ranks: Sequence[Rank], goal: Goal, emulator: Emulator) -> SplitResult:
     """The better baseline, where the budget ended before the best split was known.
 
-    Raises
-    ------
-    InfeasibleError
-        No baseline fits into the memory.
+    Raises InfeasibleError: no baseline fits into the memory.
     """
     seeds = [split for split in (equal_count(table, ranks), greedy(table, ranks)) if split.fits()]
     if not seeds:
@@ -483,10 +414,7 @@ def best_split(
     ``weigh`` replaces the time of every run of layers on a rank by another figure. ``most_s``: the longest stage of
     the split is not longer.
 
-    Raises
-    ------
-    UnfinishedError
-        ``control`` has expired.
+    Raises UnfinishedError: ``control`` has expired.
     """
     kinds, left = states(ranks, any_order)
     count, layers = len(ranks), len(table)

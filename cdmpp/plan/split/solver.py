@@ -43,12 +43,8 @@ class _Problem:
 def solve(request: SplitRequest, control: SearchControl) -> SplitPlan:
     """The best split within the budget.
 
-    Raises
-    ------
-    FieldError
-        More ranks than layers, too many layers, or too many orders of the ranks.
-    InfeasibleError
-        No split fits into the memory.
+    Raises FieldError: more ranks than layers, too many layers, or too many orders of the ranks.
+    Raises InfeasibleError: no split fits into the memory.
     """
     problem = _problem(request)
     emulator = Emulator()

@@ -43,84 +43,54 @@ _ONE: Any = Field(default=[defaults.DEGREE])
 
 
 class Goals(Closed):
-    """Limits that a point must keep; those left out do not limit.
+    """Limits that a point must keep; those left out do not limit."""
 
-    Attributes
-    ----------
-    ttft_s, tpot_s : float
-        Seconds to the first token, and per further token.
-    price_per_hour, price_per_million_tokens : float
-        Price of all GPUs of a point, and of its output tokens.
-    figure : {"point", "upper"}
-        Whether the predictions or their upper bounds must keep the limits of seconds.
-    """
-
+    # Seconds to the first token, and per further token.
     ttft_s: PositiveSeconds | None = None
     tpot_s: PositiveSeconds | None = None
+    # Price of all GPUs of a point, and of its output tokens.
     price_per_hour: _Price | None = None
     price_per_million_tokens: _Price | None = None
     gpus: Count | None = None
+    # Whether the predictions or their upper bounds must keep the limits of seconds.
     figure: Literal["point", "upper"] = "point"
 
 
-class Load(Closed):
-    """Requests that arrive one by one, for the largest rate that keeps the goals of latency.
+class SweepLoad(Closed):
+    """Requests that arrive one by one, for the largest rate that keeps the goals of latency."""
 
-    Attributes
-    ----------
-    share : float
-        Share of the requests that keep them.
-    count : int or None
-        Requests of each simulation; None: as :func:`cdmpp.llm.goodput` chooses.
-    """
-
-    share: Annotated[float, Field(gt=0, le=1)] = defaults.SHARE
+    share: Annotated[float, Field(gt=0, le=1)] = defaults.SHARE  # share of the requests that keep them
+    # Requests of each simulation; None: as :func:`cdmpp.llm.goodput` chooses.
     count: Annotated[int, Field(ge=20, le=20_000)] | None = None
 
 
 class Sweep(Closed):
-    """A product of settings of one model.
+    """A product of settings of one model."""
 
-    Attributes
-    ----------
-    config : str
-        Path of the model's ``config.json``.
-    devices : list of str
-        Known devices or specifications (.toml, .json).
-    tp, pp, ep, dp, batch : list of int
-        An empty ``dp`` is ``max(1, ep // tp)`` (docs/llm.md).
-    engines : list of str
-        Engine profiles, by name or file (.toml); empty: the current one of ``framework``.
-    input, output : int
-        Tokens of a prompt and of an answer.
-    precisions : list of str
-        ``dtype``, or ``dtype/weights`` with quantised weights.
-    price_per_gpu_hour : dict of str to float
-        By device, in any currency.
-    load : Load, optional
-        Judges each point by requests that arrive one by one at its goodput, whatever its batch; the default of
-        ``output`` is then that of :func:`cdmpp.llm.simulate`.
-    objectives : list of str
-        Two or more figures that the Pareto front minimises; the plot has the first two.
-    """
-
-    config: Annotated[str, Field(min_length=1, max_length=4096)]
-    devices: Annotated[list[Name], Field(min_length=1)]
-    price_per_gpu_hour: dict[str, _Price]
+    config: Annotated[str, Field(min_length=1, max_length=4096)]  # path of the model's ``config.json``
+    devices: Annotated[list[Name], Field(min_length=1)]  # known devices or specifications (.toml, .json)
+    price_per_gpu_hour: dict[str, _Price]  # by device, in any currency
+    # An empty ``dp`` is ``max(1, ep // tp)`` (docs/llm.md).
     tp: _Values = _ONE
     pp: _Values = _ONE
     ep: _Values = _ONE
     dp: list[Count] = Field(default=[])
     batch: _Values = Field(default=[defaults.BATCH])
+    # Tokens of a prompt and of an answer.
     input: Count = defaults.INPUT
     output: Count = defaults.OUTPUT
+    # ``dtype``, or ``dtype/weights`` with quantised weights.
     precisions: Annotated[list[Name], Field(min_length=1)] = Field(default=[defaults.DTYPE])
     kv_dtype: Name | None = None
+    # Engine profiles, by name or file (.toml); empty: the current one of ``framework``.
     engines: list[Name] = Field(default=[])
     framework: Name | None = None
     cuda_graph: bool = defaults.CUDA_GRAPH
     goals: Goals = Goals()
-    load: Load | None = None
+    # Judges each point by requests that arrive one by one at its goodput, whatever its batch; the default of ``output``
+    # is then that of :func:`cdmpp.llm.simulate`.
+    load: SweepLoad | None = None
+    # Two or more figures that the Pareto front minimises; the plot has the first two.
     objectives: Annotated[list[Objective], Field(min_length=2)] = Field(default=["price_per_million_tokens", "tpot_s"])
 
     @model_validator(mode="before")
@@ -176,12 +146,8 @@ class Sweep(Closed):
 def read_sweep(path: Path) -> Sweep:
     """Read a sweep; the paths in it are relative to its folder.
 
-    Raises
-    ------
-    DataError
-        The file cannot be read, or is not TOML.
-    FieldError
-        A field is missing, unknown or wrong, or engine and framework contradict.
+    Raises DataError: the file cannot be read, or is not TOML.
+    Raises FieldError: a field is missing, unknown or wrong, or engine and framework contradict.
     """
     value = read_toml(path, _HINT)
     try:
@@ -208,25 +174,8 @@ class SweepResult:
 
     Attributes
     ----------
-    status : {"met", "missed", "infeasible"}
-        Whether it meets the goals; an infeasible point has no figures.
-    reason : str or None
-        The missed goals, or why the point is infeasible.
-    pareto : bool
-        No other point that meets the goals is better in one objective and as good in the others.
-    ttft_s, ttft_upper_s, tpot_s, tpot_upper_s, total_s : float or None
-        Seconds; ``tpot_s`` is None for a single output token. With ``load``: what its share of the requests keeps at
-        the goodput.
-    price_per_hour, price_per_million_tokens : float or None
-        Of all GPUs; of output tokens, while the GPUs serve one batch after the other, or with ``load`` at the goodput
-        (None where it is 0).
     memory_bytes, domain : float or None
         Of the fullest GPU, and of all parts: of a batch, or with ``load`` of as many requests as are in flight.
-    goodput_requests_per_s, saturation_requests_per_s : float or None
-        Largest rate that keeps the goals of latency, and rate beyond which the queue grows (:func:`cdmpp.llm.goodput`).
-        None without ``load``. With it, no figure depends on ``batch``.
-    goodput_price_per_million_tokens : float or None
-        ``price_per_million_tokens`` with ``load``.
     """
 
     device: str
@@ -238,22 +187,28 @@ class SweepResult:
     dtype: str
     weights: str | None
     engine: str | None
-    status: Literal["met", "missed", "infeasible"]
-    reason: str | None = None
-    pareto: bool = False
+    status: Literal["met", "missed", "infeasible"]  # whether it meets the goals; an infeasible point has no figures
+    reason: str | None = None  # the missed goals, or why the point is infeasible
+    pareto: bool = False  # no other point that meets the goals is better in one objective and as good in the others
     gpus: int | None = None
+    # Seconds; ``tpot_s`` is None for a single output token. With ``load``: what its share of the requests keeps at the
+    # goodput.
     ttft_s: float | None = None
     ttft_upper_s: float | None = None
     tpot_s: float | None = None
     tpot_upper_s: float | None = None
     total_s: float | None = None
     throughput_tokens_per_s: float | None = None
+    # Of all GPUs; of output tokens, while the GPUs serve one batch after the other, or with ``load`` at the goodput
+    # (None where it is 0).
     price_per_hour: float | None = None
     price_per_million_tokens: float | None = None
     memory_bytes: float | None = None
+    # Largest rate that keeps the goals of latency, and rate beyond which the queue grows (:func:`cdmpp.llm.goodput`).
+    # None without ``load``. With it, no figure depends on ``batch``.
     goodput_requests_per_s: float | None = None
     saturation_requests_per_s: float | None = None
-    goodput_price_per_million_tokens: float | None = None
+    goodput_price_per_million_tokens: float | None = None  # ``price_per_million_tokens`` with ``load``
     domain: Label | None = None
     model_id: str | None = None
     domain_reason: str | None = None
@@ -318,15 +273,7 @@ _MOST_LIMITS = 1000
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One combination of settings.
-
-    Attributes
-    ----------
-    precision : str
-        ``dtype`` or ``dtype/weights``.
-    engine : str or None
-        Engine profile.
-    """
+    """One combination of settings."""
 
     device: DeviceSpec
     price_per_gpu_hour: float
@@ -335,18 +282,12 @@ class SweepPoint:
     ep: int
     dp: int | None
     batch: int
-    precision: str
-    engine: str | None
+    precision: str  # ``dtype`` or ``dtype/weights``
+    engine: str | None  # engine profile
 
 
 def sweep_points(sweep: Sweep, devices: dict[str, DeviceSpec]) -> Iterator[SweepPoint]:
-    """The product of a sweep's settings, batches innermost.
-
-    Parameters
-    ----------
-    devices : dict of str to DeviceSpec
-        Specifications of ``sweep.devices``.
-    """
+    """The product of a sweep's settings, batches innermost. ``devices``: specifications of ``sweep.devices``."""
     layouts = product(sweep.tp, sweep.pp, sweep.ep, sweep.dp or (None,))
     for name, engine, precision, layout, batch in product(
         sweep.devices, sweep.engines or (None,), sweep.precisions, list(layouts), sweep.batch

@@ -107,10 +107,7 @@ def _nearest(results: Sequence[SweepResult]) -> list[str]:
 def check_out(path: Path | None) -> None:
     """Refuse a file that :func:`write_results` cannot write, before the sweep starts.
 
-    Raises
-    ------
-    DataError
-        Another extension, or a path that cannot be written.
+    Raises DataError: another extension, or a path that cannot be written.
     """
     if path is None:
         return
@@ -147,12 +144,8 @@ def to_json(sweep: Sweep, results: Sequence[SweepResult]) -> dict[str, Any]:
 def draw(sweep: Sweep, results: Sequence[SweepResult]) -> Figure:
     """Points that meet the goals over the first two objectives, with the Pareto front; grey points miss goals.
 
-    Raises
-    ------
-    DataError
-        No point has figures.
-    MissingDependencyError
-        matplotlib is not installed.
+    Raises DataError: no point has figures.
+    Raises MissingDependencyError: matplotlib is not installed.
     """
     across, up = sweep.objectives[1], sweep.objectives[0]
     factors = [1e3 if name.endswith("_s") else 1.0 for name in (across, up)]

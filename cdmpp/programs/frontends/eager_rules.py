@@ -54,23 +54,12 @@ class AtenCall:
 
 @dataclass(frozen=True)
 class Launches:
-    """Fields of the operators that a call launches, in order; none for a call that launches nothing.
-
-    Attributes
-    ----------
-    launches : tuple of dict
-    remark : str
-        Why the operators are not the call's own.
-    works : tuple of KernelWork, ConvolutionWork or None
-        Bounds of the first kernels besides those of their operators.
-    host : str
-        Kind of the call for the host, where its name does not say it.
-    """
+    """Fields of the operators that a call launches, in order; none for a call that launches nothing."""
 
     launches: tuple[Fields, ...] = ()
-    remark: str = ""
-    works: tuple[Work | None, ...] = ()
-    host: str = ""
+    remark: str = ""  # why the operators are not the call's own
+    works: tuple[Work | None, ...] = ()  # bounds of the first kernels besides those of their operators
+    host: str = ""  # kind of the call for the host, where its name does not say it
 
 
 def is_tensor(value: Any) -> bool:
@@ -84,13 +73,7 @@ def dtype_of(tensor: Any) -> str:
 
 
 def number_type(tensor: Any) -> str:
-    """Element type, if operators may have it.
-
-    Raises
-    ------
-    NoRuleError
-        float64, complex or integer arithmetic.
-    """
+    """Element type, if operators may have it. Raises NoRuleError: float64, complex or integer arithmetic."""
     name = dtype_of(tensor)
     if name not in BASIC_DTYPES:
         raise NoRuleError(f"no operator has elements of type {name}")
@@ -254,8 +237,8 @@ def layernorm_backward(call: AtenCall) -> Launches:
 def reduce_to(call: AtenCall) -> Launches:
     """A sum, mean or extremum over some axes: short rows waste the threads of a warp."""
     x, result = call.tensors[0], call.results[0]
-    each = min(5000 + 300 * x.numel() / max(result.numel(), 1), 15_000)
-    work = KernelWork("a warp a row", operations=each * result.numel()) if _reduces_last(call) else None
+    row_operations = min(5000 + 300 * x.numel() / max(result.numel(), 1), 15_000)
+    work = KernelWork("a warp a row", operations=row_operations * result.numel()) if _reduces_last(call) else None
     return moves(call, size_bytes(x) + sum(map(size_bytes, call.results)), x, work)
 
 
@@ -765,13 +748,7 @@ _REASONS = (
 
 
 def outcome(call: AtenCall) -> Launches:
-    """Operators that a call launches.
-
-    Raises
-    ------
-    NoRuleError
-        No rule exists for the call.
-    """
+    """Operators that a call launches. Raises NoRuleError: no rule exists for the call."""
     if call.name in FREE:
         return Launches()
     name = call.name if call.name in RULES else call.name.removesuffix("_")
@@ -787,15 +764,9 @@ def outcome(call: AtenCall) -> Launches:
 def further_outcome(call: AtenCall, *, one_pass: bool) -> Launches:
     """Operators that a call launches, by the further rules, then by :func:`outcome`.
 
-    Parameters
-    ----------
-    one_pass : bool
-        Whether PyTorch tags the call as element-wise or as a reduction: without a rule, it streams its tensors once.
-
-    Raises
-    ------
-    NoRuleError
-        No rule exists for the call.
+    ``one_pass``: whether PyTorch tags the call as element-wise or as a reduction: without a rule, it streams its
+    tensors once.
+    Raises NoRuleError: no rule exists for the call.
     """
     rule = foreach if call.name.startswith("_foreach_") else FURTHER_RULES.get(call.name)
     if rule is not None:

@@ -70,12 +70,9 @@ _KEYS = {"range_constraints": re.compile(r"(?!.*\d{7})[\w *+()/-]*")}
 def copy_checked(path: Path, copy: IO[bytes], torch: Any) -> None:
     """Copy a ``.pt2`` file so that ``torch.export.load`` reads the copy without running code of the file.
 
-    Raises
-    ------
-    InvalidProgramError
-        The program needs more than tensors, plain values and operators.
-    OSError, ValueError, BadZipFile
-        It is not a regular file, not such an archive, or unpacks to far more than its own bytes.
+    Raises InvalidProgramError: the program needs more than tensors, plain values and operators.
+    Raises OSError or ValueError or BadZipFile: it is not a regular file, not such an archive, or unpacks to far more
+    than its own bytes.
     """
     with open_file(path) as file, zipfile.ZipFile(file) as source, zipfile.ZipFile(copy, "w") as target:
         members = {member.filename: member for member in source.infolist()}

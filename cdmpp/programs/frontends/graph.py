@@ -14,24 +14,13 @@ class NoRuleError(Exception):
 
 @dataclass(frozen=True)
 class GraphNode:
-    """One node of the source graph.
+    """One node of the source graph."""
 
-    Attributes
-    ----------
-    id : str
-        Unique within the graph; the node's own name where it has one.
-    operator : str
-        The source's operator type, e.g. ``"MatMul"`` (``"MatMul+Add"`` for nodes launched as one).
-    program : int or None
-        Index into :attr:`ProgramGraph.programs`; None for a node that launches nothing of its own.
-    reason : str
-        Why there is no program (``"free: ..."``, ``"constant: ..."``, ``"fused into ..."``,
-        ``"unsupported: ..."``), or a remark on the program; empty otherwise.
-    """
-
-    id: str
-    operator: str
-    program: int | None
+    id: str  # unique within the graph; the node's own name where it has one
+    operator: str  # The source's operator type, e.g. ``"MatMul"`` (``"MatMul+Add"`` for nodes launched as one).
+    program: int | None  # index into :attr:`ProgramGraph.programs`; None for a node that launches nothing of its own
+    # Why there is no program (``"free: ..."``, ``"constant: ..."``, ``"fused into ..."``, ``"unsupported: ..."``), or a
+    # remark on the program; empty otherwise.
     reason: str = ""
 
 
@@ -46,33 +35,19 @@ class Unsupported:
 
 @dataclass(frozen=True)
 class ProgramGraph:
-    """The programs of a model, with multiplicity and dataflow.
+    """The programs of a model, with multiplicity and dataflow."""
 
-    Attributes
-    ----------
-    programs : tuple of TensorProgram
-        Distinct by hash, in the order of their first occurrence.
-    counts : tuple of int
-        How often each program runs; same length as ``programs``.
-    nodes : tuple of GraphNode
-        Every node of the source graph in topological order, whether it launches a program or not.
-    edges : tuple of (str, str)
-        Node ids ``(source, destination)``: the destination's program reads what the source's wrote.
-        Nodes without a program are passed through, so edges join nodes with programs only.
-    unsupported : tuple of Unsupported
-        What could not be turned into a program. Nothing is left out of both this and ``nodes``.
-    source : str
-        What the graph was read from, for messages.
-    alternatives : mapping of str to tuple of int
-        For a search: the programs of each task, of which one runs. Empty for a model, whose programs all run.
-    """
-
-    programs: tuple[TensorProgram, ...]
-    counts: tuple[int, ...]
+    programs: tuple[TensorProgram, ...]  # distinct by hash, in the order of their first occurrence
+    counts: tuple[int, ...]  # how often each program runs; same length as ``programs``
+    # Every node of the source graph in topological order, whether it launches a program or not.
     nodes: tuple[GraphNode, ...] = ()
+    # Node ids ``(source, destination)``: the destination's program reads what the source's wrote. Nodes without a
+    # program are passed through, so edges join nodes with programs only.
     edges: tuple[tuple[str, str], ...] = ()
+    # What could not be turned into a program. Nothing is left out of both this and ``nodes``.
     unsupported: tuple[Unsupported, ...] = ()
-    source: str = ""
+    source: str = ""  # what the graph was read from, for messages
+    # For a search: the programs of each task, of which one runs. Empty for a model, whose programs all run.
     alternatives: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property

@@ -167,19 +167,10 @@ def _folder(path: Path, backend: Backend) -> ProgramGraph:
 def program_from_request(program: Any, backend: Backend | None = None) -> TensorProgram:
     """Make a program from an operator, its fields, its text, ``{"tvm_json": text}`` or ``{"tvmscript": text}``.
 
-    Parameters
-    ----------
-    program : object
-        As JSON gives it, or an object of Python; a :class:`TensorProgram` is returned as it is.
-    backend : {"library", "tvm"}, optional
-        What runs the program. Default: "library" for an operator, "tvm" for TIR.
-
-    Raises
-    ------
-    InvalidProgramError, UnsupportedOperatorError
-        Not one of the four forms, or not a valid program.
-    MissingDependencyError
-        TVMScript, and TVM is not installed; the other forms do not need it.
+    ``program``: as JSON gives it, or an object of Python; a :class:`TensorProgram` is returned as it is.
+    ``backend``: what runs the program. Default: "library" for an operator, "tvm" for TIR.
+    Raises InvalidProgramError or UnsupportedOperatorError: not one of the four forms, or not a valid program.
+    Raises MissingDependencyError: TVMScript, and TVM is not installed; the other forms do not need it.
     """
     if isinstance(program, TensorProgram):
         return program

@@ -29,19 +29,11 @@ _CONSUMERS = ("CacheRead", "CacheWrite")
 def metaschedule_program(workload: str, trace: str | list[Any]) -> TensorProgram:
     """The scheduled program of a tuning record.
 
-    Parameters
-    ----------
-    workload : str
-        The module before tuning: TVMScript, or TVM JSON of this or an older version.
-    trace : str or list
-        ``[instructions, decisions]`` as MetaSchedule writes them, also by TVM before 0.27; "": not scheduled.
-
-    Raises
-    ------
-    InvalidProgramError
-        The workload cannot be read, the trace cannot be applied, or the workload has several functions.
-    MissingDependencyError
-        TVM is not installed.
+    ``workload``: the module before tuning: TVMScript, or TVM JSON of this or an older version.
+    ``trace``: ``[instructions, decisions]`` as MetaSchedule writes them, also by TVM before 0.27; "": not scheduled.
+    Raises InvalidProgramError: the workload cannot be read, the trace cannot be applied, or the workload has several
+    functions.
+    Raises MissingDependencyError: TVM is not installed.
     """
     # A service that imports this module reads no program itself: the reader of TVMScript is loaded on use.
     from cdmpp.programs.frontends.tir import programs_from_tir
@@ -86,10 +78,7 @@ def workload_module(workload: str) -> Any:
 def workload_text(entry: Any) -> str:
     """TVM JSON of an entry of the workloads' file: ``[hash, text]``, or base64 of the text behind its length (8 bytes).
 
-    Raises
-    ------
-    ValueError, TypeError, LookupError
-        Not such an entry.
+    Raises ValueError or TypeError or LookupError: not such an entry.
     """
     content = entry[1]
     if not isinstance(content, str):
@@ -122,10 +111,7 @@ def _checked_trace(trace: str | list[Any]) -> list[Any]:
 def _renewed(name: str, inputs: list[Any], attributes: list[Any], outputs: list[str]) -> list[Any]:
     """An instruction in the form of TVM 0.27.
 
-    Raises
-    ------
-    ValueError
-        A name is no text, or a value is neither text nor a number nor a list of these.
+    Raises ValueError: a name is no text, or a value is neither text nor a number nor a list of these.
     """
     name = _FORMER.get(name, name)
     attributes = [*attributes, *_ATTRIBUTES.get(name, [])[len(attributes) :]]

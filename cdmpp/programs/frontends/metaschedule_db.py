@@ -20,24 +20,12 @@ _HINT = f"pass the work_dir of a MetaSchedule run: a folder with {WORKLOADS} and
 def metaschedule_graph(folder: str | Path, backend: Backend = "tvm") -> ProgramGraph:
     """The program of every tuning record, made by applying its trace to its workload.
 
-    Parameters
-    ----------
-    folder : str or Path
-        The ``work_dir`` of a MetaSchedule run. It is only read.
-    backend : {"tvm", "library"}
-        What runs the programs.
-
-    Returns
-    -------
-    ProgramGraph
-        One node for each record, named ``record0``, ``record1``, ... in the file's order; no edges.
-        Records whose trace cannot be applied are listed as unsupported. The programs are ``alternatives``: each
-        function of a workload is a task, named ``task0`` or ``task0:FUNCTION``.
-
-    Raises
-    ------
-    InvalidProgramError
-        Not a database, damaged, or without records.
+    ``folder``: the ``work_dir`` of a MetaSchedule run. It is only read.
+    ``backend``: what runs the programs.
+    One node for each record, named ``record0``, ``record1``, ... in the file's order; no edges. Records whose
+    trace cannot be applied are listed as unsupported. The programs are ``alternatives``: each function of a workload is
+    a task, named ``task0`` or ``task0:FUNCTION``.
+    Raises InvalidProgramError: not a database, damaged, or without records.
     """
     folder = Path(folder)
     for name in (WORKLOADS, RECORDS):

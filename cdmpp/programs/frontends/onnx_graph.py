@@ -38,25 +38,10 @@ class NotFoldable(Exception):  # noqa: N818 - an outcome, not an error
 def fold(
     op: str, opset: int, inputs: Sequence[Array | None], attrs: Mapping[str, Any], outputs: int = 1
 ) -> list[Array]:
-    """Evaluate one node of the standard domain on constant inputs.
+    """Evaluate one node of the standard domain on constant inputs; None stands for an optional input that is left out.
 
-    Parameters
-    ----------
-    op : str
-        Operator type.
-    opset : int
-        Version of the operator set that the model imports.
-    inputs : sequence of array or None
-        None for an optional input that is left out.
-    attrs : mapping of str to int, float, str, list of these, or array
-        Attributes of the node.
-    outputs : int
-        Number of outputs.
-
-    Raises
-    ------
-    NotFoldable
-        The operator is not evaluated here, its inputs do not fit it, or the result exceeds :data:`MAX_ELEMENTS`.
+    Raises NotFoldable: the operator is not evaluated here, its inputs do not fit it, or the result exceeds
+    :data:`MAX_ELEMENTS`.
     """
     bound = _BOUNDS.get(op)
     if bound is None:

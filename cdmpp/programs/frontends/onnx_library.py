@@ -34,24 +34,13 @@ from cdmpp.programs.program import TensorProgram
 def onnx_library_graph(source: str | Path | bytes, dims: Mapping[str, int] | None = None) -> ProgramGraph:
     """The programs of an ONNX model, one for each kernel that a framework launches.
 
-    Parameters
-    ----------
-    source : path or bytes
-        The model. Its weights are not read, so external data files may be missing.
-    dims : mapping of str to int, optional
-        Sizes of dynamic dimensions by symbolic name (``{"batch": 1}``), or by input and axis
-        (``{"x.0": 1}``) for those without one.
-
-    Returns
-    -------
-    ProgramGraph
-        Programs with counts, every ONNX node with what became of it, dataflow edges, and by name and
-        number what is not supported.
-
-    Raises
-    ------
-    InvalidProgramError
-        Unreadable bytes, a contradictory graph, or a dynamic dimension that ``dims`` does not set.
+    ``source``: the model. Its weights are not read, so external data files may be missing.
+    ``dims``: sizes of dynamic dimensions by symbolic name (``{"batch": 1}``), or by input and axis (``{"x.0": 1}``) for
+    those without one.
+    Returns programs with counts, every ONNX node with what became of it, dataflow edges, and by name and number what is
+    not supported.
+    Raises InvalidProgramError: unreadable bytes, a contradictory graph, or a dynamic dimension that ``dims`` does not
+    set.
     """
     graph = load_onnx(source, dims)
     builder = GraphBuilder(graph.name)

@@ -26,22 +26,13 @@ MAX_NODES = 100_000
 
 
 def load_onnx(source: str | Path | bytes, dims: Mapping[str, int] | None = None) -> OnnxGraph:
-    """Parse, check and freeze a model.
+    """Parse, check and freeze a model, a file or its content.
 
-    Parameters
-    ----------
-    source : path or bytes
-        The model file, or its content.
-    dims : mapping of str to int, optional
-        A size for each dynamic dimension: by its symbolic name (``{"batch": 1}``), or, for one
-        without a name, by input and axis (``{"x.0": 1}``).
-
-    Raises
-    ------
-    InvalidProgramError
-        Not an ONNX model, truncated, contradictory, or with a dynamic dimension that ``dims`` does not set.
-    MissingDependencyError
-        The ``onnx`` package is not installed.
+    ``dims``: a size for each dynamic dimension: by its symbolic name (``{"batch": 1}``), or, for one without a name, by
+    input and axis (``{"x.0": 1}``).
+    Raises InvalidProgramError: not an ONNX model, truncated, contradictory, or with a dynamic dimension that ``dims``
+    does not set.
+    Raises MissingDependencyError: the ``onnx`` package is not installed.
     """
     onnx = import_onnx()
     model, folder, name = _read(source, onnx)

@@ -29,13 +29,7 @@ from cdmpp.programs.frontends.onnx_rules import (
 
 
 def map_node(graph: OnnxGraph, node: OnnxNode) -> Outcome:
-    """Operator that a framework launches for one node.
-
-    Raises
-    ------
-    NoRuleError
-        There is no specification for it.
-    """
+    """Operator that a framework launches for one node. Raises NoRuleError: there is no specification for it."""
     if not node.domain and node.op in _FREE:
         return Free(_FREE[node.op])
     rules = {"": _RULES, DOMAIN: CONTRIB_RULES}.get(node.domain)
@@ -78,8 +72,8 @@ def _binary(operator: str, scalar: str) -> Callable[[OnnxGraph, OnnxNode], Outco
     return rule
 
 
-def _variadic(operator: str, one: str) -> Callable[[OnnxGraph, OnnxNode], Outcome]:
-    """Sum, Max and Min of any number of tensors; with a scalar alone it is a clamp (``one``)."""
+def _variadic(operator: str, single: str) -> Callable[[OnnxGraph, OnnxNode], Outcome]:
+    """Sum, Max and Min of any number of tensors; with a scalar alone it is a clamp (``single``)."""
 
     def rule(graph: OnnxGraph, node: OnnxNode) -> Outcome:
         tensors = [i for i in node.inputs if not (graph.is_constant(i) and math.prod(shape_of(graph, i)) == 1)]
@@ -87,7 +81,7 @@ def _variadic(operator: str, one: str) -> Callable[[OnnxGraph, OnnxNode], Outcom
         if len(tensors) == 1:
             if len(node.inputs) == 1:
                 return Free("free: one input alone is passed on")
-            return NodeLaunch(over(graph, one, out), f"with a scalar: timed as {one}, which moves the same bytes")
+            return NodeLaunch(over(graph, single, out), f"with a scalar: timed as {single}, which moves the same bytes")
         if len(tensors) > 4:
             raise NoRuleError(f"{len(tensors)} inputs, at most 4")
         return NodeLaunch(over(graph, operator, out, inputs=len(tensors)))

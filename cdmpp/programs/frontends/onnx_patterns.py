@@ -330,7 +330,7 @@ def match_attention_operator(graph: OnnxGraph, node: OnnxNode) -> Found | None:
 
 
 @dataclass
-class _Scores:
+class _AttentionScores:
     """The way from the softmax back to the product of queries and keys."""
 
     members: list[OnnxNode] = field(default_factory=list)
@@ -339,12 +339,12 @@ class _Scores:
     matmul: OnnxNode | None = None
 
 
-def _backward(graph: OnnxGraph, value: str, shape: tuple[int, ...], depth: int) -> _Scores | None:
+def _backward(graph: OnnxGraph, value: str, shape: tuple[int, ...], depth: int) -> _AttentionScores | None:
     node = graph.producer(value)
     if node is None or node.domain or depth > 8:
         return None
     if node.op == "MatMul":
-        return _Scores(matmul=node) if graph.shape(value) is not None else None
+        return _AttentionScores(matmul=node) if graph.shape(value) is not None else None
     candidates: list[tuple[str, tuple[str, bool | None] | None]] = []
     if node.op in ("Mul", "Div", "Max"):
         scalar = graph.scalar(node.inputs[1])

@@ -72,26 +72,13 @@ class ScaleLayout:
 
 @dataclass(frozen=True)
 class QuantisedOperand:
-    """One side of a product.
+    """One side of a product."""
 
-    Attributes
-    ----------
-    dtype : str
-        Element type of the specification.
-    source : str
-        Element type in the model, as ONNX names it.
-    scales : ScaleLayout
-    constant : bool
-        Whether it is a weight.
-    nodes : tuple of OnnxNode
-        Nodes that quantise and dequantise it.
-    """
-
-    dtype: str
-    source: str
+    dtype: str  # element type of the specification
+    source: str  # element type in the model, as ONNX names it
     scales: ScaleLayout
-    constant: bool
-    nodes: tuple[OnnxNode, ...] = ()
+    constant: bool  # whether it is a weight
+    nodes: tuple[OnnxNode, ...] = ()  # nodes that quantise and dequantise it
 
     @property
     def dynamic(self) -> bool:
@@ -312,10 +299,7 @@ def _weight_only(activations: str, weight: QuantisedOperand) -> _Types | None:
 def weight_only_fields(activations: str, weight_dtype: str, block: int, k: int) -> tuple[Fields, str]:
     """Types of a product whose weight has scales of ``block`` elements along ``k``, and a remark.
 
-    Raises
-    ------
-    NoRuleError
-        There is no such product.
+    Raises NoRuleError: there is no such product.
     """
     scales = ScaleLayout("channel") if block >= k else ScaleLayout("block", block)
     types = _weight_only(activations, QuantisedOperand(weight_dtype, weight_dtype, scales, constant=True))

@@ -120,10 +120,7 @@ class NodeGroup:
 def match_at(graph: OnnxGraph, node: OnnxNode, matcher: Callable[[OnnxGraph, OnnxNode], M | None]) -> M | None:
     """The group that a matcher finds at a node; None where there is none, and its nodes are taken one by one.
 
-    Raises
-    ------
-    InvalidProgramError
-        The node is malformed.
+    Raises InvalidProgramError: the node is malformed.
     """
     if not node.outputs or graph.is_constant(node.outputs[0]):
         return None

@@ -67,24 +67,13 @@ def _has_data(tensor: onnx.TensorProto) -> bool:
 def infer_shapes(model: onnx.ModelProto, graph: OnnxGraph, declared: Mapping[str, Any], onnx: Any) -> None:
     """Fill in the graph's shapes and types, node by node, folding the small constants that sizes come from.
 
-    ONNX infers one node at a time, with the values that :class:`OnnxGraph` could compute. Its
-    own propagation of values through a whole graph has no bound: 32 ``Concat`` nodes of a tensor with itself
-    would build a list of 2^32 numbers.
+    ONNX infers one node at a time, with the values that :class:`OnnxGraph` could compute. Its own propagation of values
+    through a whole graph has no bound: 32 ``Concat`` nodes of a tensor with itself would build a list of 2^32 numbers.
 
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        What :func:`stripped_model` made.
-    graph : OnnxGraph
-        Receives shapes and types; its nodes are those of ``model``.
-    declared : mapping of str to onnx.ValueInfoProto
-        Static shapes by the exporter's word, used only where inference does not get any further (for an
-        operator of another domain, or one that ONNX has no inference for).
-
-    Raises
-    ------
-    InvalidProgramError
-        The shapes contradict each other, or a tensor exceeds the size limit.
+    ``model``: of :func:`stripped_model`, with the nodes of ``graph``. ``declared``: static shapes by the exporter's
+    word, used only where inference does not get any further (for an operator of another domain, or one that ONNX has no
+    inference for).
+    Raises InvalidProgramError: the shapes contradict each other, or a tensor exceeds the size limit.
     """
     opsets = {o.domain if o.domain != "ai.onnx" else "": o.version for o in model.opset_import}
     rules = OnnxRules(onnx, opsets, model.ir_version)
@@ -173,16 +162,7 @@ _MAX_BODY_DEPTH = 8
 
 
 class OnnxRules:
-    """The inference functions of an ONNX operator set.
-
-    Parameters
-    ----------
-    onnx : module
-    opsets : mapping of str to int
-        Version by domain; the standard domain is ``""``.
-    ir_version : int
-        As in the model.
-    """
+    """The inference functions of an ONNX operator set, by the version of each domain; the standard domain is ``""``."""
 
     def __init__(self, onnx: Any, opsets: Mapping[str, int], ir_version: int) -> None:
         self._onnx = onnx
@@ -194,18 +174,9 @@ class OnnxRules:
     def outputs(self, node: Any, types: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
         """Types of a node's outputs; nothing for an operator without a rule.
 
-        Parameters
-        ----------
-        node : onnx.NodeProto
-        types : mapping of str to onnx.TypeProto
-            Types of its inputs, and of the outer values that its bodies read.
-        values : mapping of str to onnx.TensorProto
-            Values of constant inputs, where they are known.
-
-        Raises
-        ------
-        Exception
-            Any error of ONNX for inputs that do not fit the operator.
+        ``types``: types of its inputs, and of the outer values that its bodies read.
+        ``values``: values of constant inputs, where they are known.
+        Raises Exception: any error of ONNX for inputs that do not fit the operator.
         """
         schema = self._schema(node.domain if node.domain != "ai.onnx" else "", node.op_type)
         if schema is None or not _bodies_are_small(node):

@@ -25,23 +25,10 @@ _INTRINSICS = "tvm.s_tir.tensor_intrin"
 def extract(texts: Sequence[str], *, gpu: bool = False) -> list[Array]:
     """PerStoreFeature of programs given as TVM JSON, some milliseconds each.
 
-    Parameters
-    ----------
-    texts : sequence of str
-    gpu : bool
-        The programs have thread bindings, whose extents are features.
-
-    Returns
-    -------
-    list of float32 array, (stores, 164)
-        As TVM scales them: log2(1 + x).
-
-    Raises
-    ------
-    MissingDependencyError
-        TVM is not installed.
-    InvalidProgramError
-        A text is not a program in TVM's JSON.
+    ``gpu``: the programs have thread bindings, whose extents are features.
+    Returns (stores, 164), as TVM scales them: log2(1 + x).
+    Raises MissingDependencyError: TVM is not installed.
+    Raises InvalidProgramError: a text is not a program in TVM's JSON.
     """
     try:
         import tvm

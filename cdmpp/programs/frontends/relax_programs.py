@@ -36,27 +36,13 @@ _HINT = "with backend 'library' each kernel that a framework launches is taken b
 def onnx_tvm_graph(source: str | Path | bytes, dims: Mapping[str, int] | None = None) -> ProgramGraph:
     """The fused PrimFuncs of an ONNX model.
 
-    Parameters
-    ----------
-    source : path or bytes
-        The model.
-    dims : mapping of str to int, optional
-        Sizes of dynamic dimensions, as for :func:`~cdmpp.programs.frontends.onnx_library.onnx_library_graph`.
-
-    Returns
-    -------
-    ProgramGraph
-        Nodes are the bindings of Relax's main function. Functions whose shapes are still dynamic, and
-        calls that were not lowered to a PrimFunc, are listed as unsupported by name.
-
-    Raises
-    ------
-    InvalidProgramError
-        The model cannot be read.
-    UnsupportedOperatorError
-        TVM's importer does not know an operator (the message names it), or fails on the graph.
-    MissingDependencyError
-        TVM or onnx is not installed.
+    ``dims``: sizes of dynamic dimensions, as for :func:`~cdmpp.programs.frontends.onnx_library.onnx_library_graph`.
+    The nodes are the bindings of Relax's main function. Functions whose shapes are still dynamic, and calls that
+    were not lowered to a PrimFunc, are listed as unsupported by name.
+    Raises InvalidProgramError: the model cannot be read.
+    Raises UnsupportedOperatorError: TVM's importer does not know an operator (the message names it), or fails on the
+    graph.
+    Raises MissingDependencyError: TVM or onnx is not installed.
     """
     graph = load_onnx(source, dims)
     import_tvm()  # raises with the install command
@@ -73,20 +59,11 @@ def onnx_tvm_graph(source: str | Path | bytes, dims: Mapping[str, int] | None = 
 def relax_graph(module: Any, name: str = "main") -> ProgramGraph:
     """The fused PrimFuncs of a Relax module.
 
-    Parameters
-    ----------
-    module : tvm.IRModule
-        With a Relax function ``main``, legalised or not. If its attribute ``num_input`` states how many
-        parameters are inputs, the others are weights, and what depends on them alone runs beforehand.
-    name : str
-        What to call it in messages.
-
-    Raises
-    ------
-    InvalidProgramError
-        No module, or one without a Relax function ``main``.
-    UnsupportedOperatorError
-        A pass of TVM fails on it.
+    ``module``: with a Relax function ``main``, legalised or not. If its attribute ``num_input`` states how many
+    parameters are inputs, the others are weights, and what depends on them alone runs beforehand.
+    ``name``: what to call it in messages.
+    Raises InvalidProgramError: no module, or one without a Relax function ``main``.
+    Raises UnsupportedOperatorError: a pass of TVM fails on it.
     """
     tvm = import_tvm()
     if not isinstance(module, tvm.IRModule) or "main" not in _relax_functions(tvm, module):
@@ -101,25 +78,14 @@ def relax_graph(module: Any, name: str = "main") -> ProgramGraph:
 def torch_graph(exported: Any, name: str = "torch program", *, half: bool = False) -> ProgramGraph:
     """The fused PrimFuncs of an exported torch program.
 
-    Parameters
-    ----------
-    exported : torch.export.ExportedProgram
-        Static shapes; functions that keep dynamic ones are listed as unsupported. Weights are inputs of the
-        programs, and what weights alone determine (a transposed weight) is computed before the model runs.
-    name : str
-        What to call it in messages.
-    half : bool
-        In float16, by TVM's mixed precision: inputs, weights, products and their sums; what TVM deems sensitive, such
-        as a softmax, stays in float32.
-
-    Raises
-    ------
-    InvalidProgramError
-        Not an exported program.
-    UnsupportedOperatorError
-        TVM's importer does not know an operator (the message names it), or fails on the graph.
-    MissingDependencyError
-        TVM or torch is not installed.
+    ``exported``: static shapes; functions that keep dynamic ones are listed as unsupported. Weights are inputs of the
+    programs, and what weights alone determine (a transposed weight) is computed before the model runs. ``half``: in
+    float16, by TVM's mixed precision: inputs, weights, products and their sums; what TVM deems sensitive, such as a
+    softmax, stays in float32. ``name``: what to call it in messages.
+    Raises InvalidProgramError: not an exported program.
+    Raises UnsupportedOperatorError: TVM's importer does not know an operator (the message names it), or fails on the
+    graph.
+    Raises MissingDependencyError: TVM or torch is not installed.
     """
     torch = import_torch()
     if not isinstance(exported, torch.export.ExportedProgram):
@@ -142,14 +108,9 @@ def _in_half(module: Any) -> Any:
 
 
 def relax_module(exported: Any) -> tuple[Any, list[Any]]:
-    """The Relax module of an exported program, with batch normalisation folded into convolutions.
+    """The Relax module of an exported program with batch normalisation folded into convolutions, and its weights.
 
-    Returns
-    -------
-    module : tvm.IRModule
-        ``main`` takes the inputs, then the weights; its attribute ``num_input`` counts the inputs.
-    weights : list of tvm.runtime.Tensor
-        Values of the weights, in the order of ``main``'s parameters.
+    ``main`` takes the inputs, then the weights in their order; its attribute ``num_input`` counts the inputs.
     """
     tvm = import_tvm()
     from tvm.relax.frontend.torch import from_exported_program
@@ -170,11 +131,8 @@ def relax_module(exported: Any) -> tuple[Any, list[Any]]:
 def read_exported(path: str | Path) -> Any:
     """The ``torch.export.ExportedProgram`` of a ``.pt2`` file.
 
-    Raises
-    ------
-    InvalidProgramError
-        The file cannot be read, holds something else, or needs more than tensors and operators: code of the file is
-        never run.
+    Raises InvalidProgramError: the file cannot be read, holds something else, or needs more than tensors and operators:
+    code of the file is never run.
     """
     torch, path = import_torch(), Path(path)
     try:
@@ -206,13 +164,7 @@ def _without_tracebacks() -> Iterator[None]:
 
 
 def relax_json_graph(text: str, name: str) -> ProgramGraph:
-    """:func:`relax_graph` of a module as TVM JSON.
-
-    Raises
-    ------
-    InvalidProgramError
-        As there, or TVM cannot read it.
-    """
+    """:func:`relax_graph` of a module as TVM JSON. Raises InvalidProgramError: as there, or TVM cannot read it."""
     tvm = import_tvm()
     try:
         module = tvm.ir.load_json(text)

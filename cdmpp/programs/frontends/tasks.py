@@ -19,46 +19,22 @@ FORMS = (
 
 @dataclass(frozen=True)
 class TuningTask:
-    """One fused PrimFunc of a network, as lowered.
+    """One fused PrimFunc of a network, as lowered."""
 
-    Attributes
-    ----------
-    name : str
-        What TVM called it, e.g. ``"fused_conv2d_add_relu"``; for people.
-    hash : str
-        Structural hash (hex, 32 characters), blind to names: equal tasks of all networks have one.
-    tvm_json : str
-        What ``tvm.ir.save_json`` wrote of the PrimFunc; its ``global_symbol`` is ``"main"``.
-    calls : int
-        Launches in one run of the network.
-    """
-
-    name: str
-    hash: str
-    tvm_json: str
-    calls: int
+    name: str  # What TVM called it, e.g. ``"fused_conv2d_add_relu"``; for people.
+    hash: str  # structural hash (hex, 32 characters), blind to names: equal tasks of all networks have one
+    tvm_json: str  # what ``tvm.ir.save_json`` wrote of the PrimFunc; its ``global_symbol`` is ``"main"``
+    calls: int  # launches in one run of the network
 
 
 @dataclass(frozen=True)
 class TaskList:
-    """The tasks of a network.
+    """The tasks of a network."""
 
-    Attributes
-    ----------
-    network : str
-        The network's name without parameters, or the file's without its ending.
-    tasks : tuple of TuningTask
-        Distinct by hash, in the order of their first launch.
-    unsupported : tuple of (str, str)
-        What has no task: the function's or operator's name, and why.
-    source : str
-        Name of the source: the network with its parameters, or the file's name.
-    """
-
-    network: str
-    tasks: tuple[TuningTask, ...]
-    unsupported: tuple[tuple[str, str], ...] = ()
-    source: str = ""
+    network: str  # the network's name without parameters, or the file's without its ending
+    tasks: tuple[TuningTask, ...]  # distinct by hash, in the order of their first launch
+    unsupported: tuple[tuple[str, str], ...] = ()  # what has no task: the function's or operator's name, and why
+    source: str = ""  # name of the source: the network with its parameters, or the file's name
 
 
 #: ``NAME@float16`` is a network of the zoo in mixed precision.
@@ -86,28 +62,14 @@ def network_name(source: str, dims: Mapping[str, int] | None = None) -> str:
 def network_tasks(source: str | Path | ZooNetwork | Any, dims: Mapping[str, int] | None = None) -> TaskList:
     """The tuning tasks of a network.
 
-    Parameters
-    ----------
-    source : str, Path, ZooNetwork, torch.export.ExportedProgram or tvm.IRModule
-        A network of :mod:`cdmpp.programs.zoo` as text (``@float16`` at its end: in mixed precision) or object; the
-        path of an ``.onnx``, ``.pt2`` (``torch.export.save``) or ``.json`` (Relax module as TVM JSON) file; an
-        exported program; a module with a Relax function ``main``.
-    dims : mapping of str to int, optional
-        Sizes of an ONNX model's dynamic dimensions.
-
-    Returns
-    -------
-    TaskList
-        Reshapes are no tasks: see :mod:`cdmpp.programs.frontends.relax_programs`.
-
-    Raises
-    ------
-    InvalidProgramError
-        None of these; the hint lists the forms, or the networks.
-    UnsupportedOperatorError
-        TVM cannot import it (the message names the operator).
-    MissingDependencyError
-        TVM, torch or onnx is not installed.
+    ``source``: a network of :mod:`cdmpp.programs.zoo` as text (``@float16`` at its end: in mixed precision) or object;
+    the path of an ``.onnx``, ``.pt2`` (``torch.export.save``) or ``.json`` (Relax module as TVM JSON) file; an exported
+    program; a module with a Relax function ``main``.
+    ``dims``: sizes of an ONNX model's dynamic dimensions.
+    Reshapes are no tasks: see :mod:`cdmpp.programs.frontends.relax_programs`.
+    Raises InvalidProgramError: none of these; the hint lists the forms, or the networks.
+    Raises UnsupportedOperatorError: TVM cannot import it (the message names the operator).
+    Raises MissingDependencyError: TVM, torch or onnx is not installed.
     """
     if isinstance(source, str | Path):
         path = Path(source)

@@ -30,31 +30,17 @@ def import_tvm() -> Any:
 def prepare() -> None:
     """Import TVM, and what reading TVMScript needs of it, now rather than with the first text.
 
-    Raises
-    ------
-    MissingDependencyError
-        TVM is not installed.
+    Raises MissingDependencyError: TVM is not installed.
     """
     import_tvm()
     _namespace()
 
 
 def programs_from_tir(module: Any, backend: Backend = "tvm", *, name: str | None = None) -> list[TensorProgram]:
-    """One program for each PrimFunc of an IRModule, or for a PrimFunc.
+    """One program for each PrimFunc of an IRModule, or for a PrimFunc; Relax functions are left out.
 
-    Parameters
-    ----------
-    module : tvm.IRModule or tvm.tirx.PrimFunc
-        Scheduled or not. Functions that are not PrimFuncs (Relax) are left out.
-    backend : {"tvm", "library"}
-        Default ``"tvm"``: TIR runs as scheduled.
-    name : str, optional
-        Replaces the function's name; only for a single PrimFunc.
-
-    Raises
-    ------
-    InvalidProgramError
-        Neither an IRModule nor a PrimFunc, or without a PrimFunc.
+    TIR runs as scheduled, unless ``backend`` says otherwise. ``name`` replaces the name of a single PrimFunc.
+    Raises InvalidProgramError: neither an IRModule nor a PrimFunc, or without a PrimFunc.
     """
     tvm = import_tvm()
     if isinstance(module, tvm.tirx.PrimFunc):
@@ -93,12 +79,8 @@ def programs_from_tvmscript(source: str, backend: Backend = "tvm") -> list[Tenso
 
     The text is not executed: see :mod:`cdmpp.programs.frontends.tvmscript_check` for what is let through.
 
-    Raises
-    ------
-    InvalidProgramError
-        Not TVMScript, or with anything but the listed constructs.
-    MissingDependencyError
-        TVM is not installed.
+    Raises InvalidProgramError: not TVMScript, or with anything but the listed constructs.
+    Raises MissingDependencyError: TVM is not installed.
     """
     functions = _prim_funcs(source)
     return [p for name, function in functions.items() for p in programs_from_tir(function, backend, name=name)]

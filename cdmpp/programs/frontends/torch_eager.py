@@ -41,29 +41,16 @@ Phase = Literal["forward", "backward", "optimizer"]
 
 @dataclass(frozen=True)
 class EagerLaunch:
-    """One kernel.
-
-    Attributes
-    ----------
-    spec : OperatorSpec
-    call : str
-        The ATen call that launches it.
-    module : str
-        Qualified name of the innermost module that made the call; of a backward call, of the forward call
-        that it differentiates. Empty for the root.
-    phase : {"forward", "backward", "optimizer"}
-    remark : str
-        Why the operator is not the call's own, where it is not.
-    work : KernelWork, ConvolutionWork, AttentionWork or None
-        Bounds besides those of the operator.
-    """
+    """One kernel."""
 
     spec: OperatorSpec
-    call: str
+    call: str  # the ATen call that launches it
+    # Qualified name of the innermost module that made the call; of a backward call, of the forward call that it
+    # differentiates. Empty for the root.
     module: str
     phase: Phase
-    remark: str = ""
-    work: Work | None = None
+    remark: str = ""  # why the operator is not the call's own, where it is not
+    work: Work | None = None  # bounds besides those of the operator
 
     @property
     def runs(self) -> int:
@@ -73,22 +60,12 @@ class EagerLaunch:
 
 @dataclass(frozen=True)
 class HostCall:
-    """A call on the host line: of an ATen operator, or of a module (``name`` is then "module").
-
-    Attributes
-    ----------
-    name : str
-    phase : {"forward", "backward", "optimizer"}
-    launches : int
-        How many of :attr:`EagerTrace.launches` it adds.
-    times : int
-        How often the host does its work: a recurrent network launches each step.
-    """
+    """A call on the host line: of an ATen operator, or of a module (``name`` is then "module")."""
 
     name: str
     phase: Phase
-    launches: int = 0
-    times: int = 1
+    launches: int = 0  # how many of :attr:`EagerTrace.launches` it adds
+    times: int = 1  # how often the host does its work: a recurrent network launches each step
 
 
 class Value(NamedTuple):
@@ -100,75 +77,42 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class TracedCall:
-    """A call with its data flow.
-
-    Attributes
-    ----------
-    name : str
-    phase : {"forward", "backward", "optimizer"}
-    module : str
-    start, launches : int
-        Its kernels in :attr:`EagerTrace.launches`.
-    reads, writes : tuple of Value
-    sizes : dict of Value to float
-        Bytes of each.
-    numel, read_numel, rows, cols : int
-        Elements of the result and of the largest input, statistics of a normalisation, last axis of the result.
-    times : int
-        As in :class:`HostCall`.
-    is_library : bool
-        Not a call that PyTorch dispatches on ``meta``: attention, recurrent networks.
-    is_part : bool
-        A part of a call, without launches of its own in eager PyTorch.
-    """
+    """A call with its data flow."""
 
     name: str
     phase: Phase
     module: str
+    # Its kernels in :attr:`EagerTrace.launches`.
     start: int
     launches: int
     reads: tuple[Value, ...] = ()
     writes: tuple[Value, ...] = ()
-    sizes: Mapping[Value, float] = field(default_factory=dict)
+    sizes: Mapping[Value, float] = field(default_factory=dict)  # bytes of each
+    # Elements of the result and of the largest input, statistics of a normalisation, last axis of the result.
     numel: int = 0
     read_numel: int = 0
     rows: int = 1
     cols: int = 1
-    times: int = 1
-    is_library: bool = False
-    is_part: bool = False
+    times: int = 1  # as in :class:`HostCall`
+    is_library: bool = False  # not a call that PyTorch dispatches on ``meta``: attention, recurrent networks
+    is_part: bool = False  # a part of a call, without launches of its own in eager PyTorch
 
 
 @dataclass(frozen=True)
 class EagerTrace:
-    """The launches of one run of a module, in order.
-
-    Attributes
-    ----------
-    launches : tuple of EagerLaunch
-    calls : tuple of HostCall
-        In order, with those that launch nothing.
-    graph : tuple of TracedCall
-        The calls with their data flow, where it was asked for.
-    assumptions : tuple of str
-        What was assumed of values that the module reads.
-    unsupported : tuple of Unsupported
-        Calls that launch something for which there is no operator, by name and number. Nothing is left out of
-        both.
-    incomplete : frozenset of {"forward", "backward", "optimizer"}
-        Phases with such calls.
-    gradients : tuple of (str, int)
-        Parameters in the order in which the backward pass finishes their gradients, by qualified name, and
-        how many of ``launches`` come before. A parameter that several modules share has its first name.
-    """
+    """The launches of one run of a module, in order."""
 
     launches: tuple[EagerLaunch, ...]
-    calls: tuple[HostCall, ...] = ()
+    calls: tuple[HostCall, ...] = ()  # in order, with those that launch nothing
+    # Calls that launch something for which there is no operator, by name and number. Nothing is left out of both.
     unsupported: tuple[Unsupported, ...] = ()
+    # Parameters in the order in which the backward pass finishes their gradients, by qualified name, and how many of
+    # ``launches`` come before. A parameter that several modules share has its first name.
     gradients: tuple[tuple[str, int], ...] = ()
+    # frozenset of {"forward", "backward", "optimizer"}. Phases with such calls.
     incomplete: frozenset[Phase] = frozenset()
-    graph: tuple[TracedCall, ...] = ()
-    assumptions: tuple[str, ...] = ()
+    graph: tuple[TracedCall, ...] = ()  # the calls with their data flow, where it was asked for
+    assumptions: tuple[str, ...] = ()  # what was assumed of values that the module reads
 
     def of(self, phase: Phase) -> list[EagerLaunch]:
         """The launches of one pass."""
@@ -198,6 +142,9 @@ def eager_trace(
 ) -> EagerTrace:
     """List the kernels of one forward pass, and of the backward pass if asked for.
 
+    Raises InvalidProgramError: the module contains itself, does not accept the inputs, or does not run without data: it
+    looks at values, or makes tensors on a device of its own.
+
     Parameters
     ----------
     module : torch.nn.Module
@@ -223,12 +170,6 @@ def eager_trace(
         Makes an optimizer of the parameters that the backward pass gave gradients. One step of it is traced.
     with_graph : bool
         Take down the data flow of the calls too.
-
-    Raises
-    ------
-    InvalidProgramError
-        The module contains itself, does not accept the inputs, or does not run without data: it looks at values, or
-        makes tensors on a device of its own.
 
     Notes
     -----

@@ -18,19 +18,9 @@ from cdmpp.errors import InvalidProgramError
 def meta_module(module: nn.Module, dtype: torch.dtype | None, train: bool | None) -> nn.Module:
     """A copy without data; the caller's module keeps its weights, gradients and hooks.
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-        A compiled module is copied as the module that was compiled.
-    dtype : torch.dtype or None
-        Type of floating-point parameters and buffers; None keeps theirs.
-    train : bool or None
-        Mode of the copy; None keeps that of the module.
-
-    Raises
-    ------
-    InvalidProgramError
-        The module contains itself, or cannot be copied.
+    A compiled module is copied as the module that was compiled. ``dtype``: of floating-point parameters and buffers;
+    None keeps theirs. ``train``: mode of the copy; None keeps that of the module.
+    Raises InvalidProgramError: the module contains itself, or cannot be copied.
     """
     module = getattr(module, "_orig_mod", module)
     check_acyclic(module)
@@ -144,10 +134,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 def not_traceable(module: nn.Module, where: str, error: Exception) -> InvalidProgramError:
     """The error of a module that does not run on ``meta``.
 
-    Parameters
-    ----------
-    where : str
-        The part that was running; empty for the module itself.
+    ``where``: the part that was running; empty for the module itself.
     """
     name, line = type(module).__name__ + (f", {where}" if where else ""), _line(error)
     if isinstance(error, TypeError) and "argument" in line:

@@ -34,33 +34,17 @@ PHASES = ("forward", "backward", "optimizer")
 
 @dataclass(frozen=True)
 class ListedProgram:
-    """One program of one phase, with the modules that launch it.
+    """One program of one phase, with the modules that launch it."""
 
-    Attributes
-    ----------
-    program : int
-        Index into :attr:`ModuleListing.programs`.
-    call : str
-        The ATen call that launches it.
-    phase : {"forward", "backward", "optimizer"}
-    modules : tuple of str
-        Qualified names of the modules that launch it, distinct, in order; equal but for their numbers. The root has
-        the empty name.
-    count : int
-        Launches in one run.
-    remark : str
-        Why the program is not the call's own, where it is not.
-    work : KernelWork, ConvolutionWork, AttentionWork or None
-        Bounds of the kernel besides those of the program.
-    """
-
-    program: int
-    call: str
-    phase: str
+    program: int  # index into :attr:`ModuleListing.programs`
+    call: str  # the ATen call that launches it
+    phase: str  # {"forward", "backward", "optimizer"}
+    # Qualified names of the modules that launch it, distinct, in order; equal but for their numbers. The root has the
+    # empty name.
     modules: tuple[str, ...]
-    count: int
-    remark: str = ""
-    work: Work | None = None
+    count: int  # launches in one run
+    remark: str = ""  # why the program is not the call's own, where it is not
+    work: Work | None = None  # bounds of the kernel besides those of the program
 
     @property
     def module(self) -> str:
@@ -80,42 +64,20 @@ class ListedCall:
 
 @dataclass(frozen=True)
 class ModuleListing:
-    """The programs of one run of a module.
+    """The programs of one run of a module."""
 
-    Attributes
-    ----------
-    name : str
-        Class of the module.
-    mode : {"inference", "training", "forward"}
-    dtype, autocast : str or None
-        Type to which the module was cast, and type of products under autocast.
-    phases : tuple of str
-        Phases of the run.
-    programs : tuple of TensorProgram
-        Distinct programs, in the order of their first launch.
-    rows : tuple of ListedProgram
-        In the order of their first launch.
-    calls : tuple of ListedCall
-        Every call of the host, in order.
-    left_out : tuple of Unsupported
-        Calls that launch something for which there is no operator.
-    incomplete : frozenset of str
-        Phases with such calls.
-    assumptions : tuple of str
-        What was assumed of values that the module reads.
-    """
-
-    name: str
+    name: str  # class of the module
     mode: Mode
+    # Type to which the module was cast, and type of products under autocast.
     dtype: str | None
     autocast: str | None
-    phases: tuple[str, ...]
-    programs: tuple[TensorProgram, ...]
-    rows: tuple[ListedProgram, ...]
-    calls: tuple[ListedCall, ...]
-    left_out: tuple[Unsupported, ...] = ()
-    incomplete: frozenset[str] = frozenset()
-    assumptions: tuple[str, ...] = ()
+    phases: tuple[str, ...]  # phases of the run
+    programs: tuple[TensorProgram, ...]  # distinct programs, in the order of their first launch
+    rows: tuple[ListedProgram, ...]  # in the order of their first launch
+    calls: tuple[ListedCall, ...]  # every call of the host, in order
+    left_out: tuple[Unsupported, ...] = ()  # calls that launch something for which there is no operator
+    incomplete: frozenset[str] = frozenset()  # phases with such calls
+    assumptions: tuple[str, ...] = ()  # what was assumed of values that the module reads
 
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -135,6 +97,10 @@ def list_module(
     compiled: bool = False,
 ) -> ModuleListing:
     """List the kernels that eager PyTorch launches for one run of a module.
+
+    Raises InvalidProgramError: the module contains itself, does not accept the inputs, or looks at values.
+    Raises DataError: an option is not known, or ``module`` or ``example_inputs`` is something else.
+    Raises MissingDependencyError: torch is not installed.
 
     Parameters
     ----------
@@ -156,15 +122,6 @@ def list_module(
         ``foreach=True``, as it runs them on GPUs. Default: no update.
     compiled : bool
         List the kernels of ``torch.compile`` instead of eager PyTorch's.
-
-    Raises
-    ------
-    InvalidProgramError
-        The module contains itself, does not accept the inputs, or looks at values.
-    DataError
-        An option is not known, or ``module`` or ``example_inputs`` is something else.
-    MissingDependencyError
-        torch is not installed.
     """
     torch = import_torch()
     from cdmpp.programs.frontends.torch_eager import eager_trace
@@ -224,19 +181,11 @@ def is_compiled_module(module: Any) -> bool:
 def exported_library_graph(exported: Any, name: str) -> ProgramGraph:
     """The kernels of one forward pass, each after the one before, as on a stream.
 
-    Parameters
-    ----------
-    exported : torch.export.ExportedProgram
-        With the example inputs that it was exported with; their shapes are those of the kernels.
-    name : str
-        What to call it in messages.
-
-    Raises
-    ------
-    InvalidProgramError
-        Not an exported program, one without example inputs, or one that does not run without data.
-    MissingDependencyError
-        torch is not installed.
+    ``exported``: with the example inputs that it was exported with; their shapes are those of the kernels.
+    ``name``: what to call it in messages.
+    Raises InvalidProgramError: not an exported program, one without example inputs, or one that does not run without
+    data.
+    Raises MissingDependencyError: torch is not installed.
     """
     torch = import_torch()
     from cdmpp.programs.frontends.torch_eager import eager_trace
@@ -375,24 +324,12 @@ def is_factory(text: str) -> bool:
 def load_factory(text: str) -> tuple[Any, Any]:
     """Import a factory and call it; the current directory is importable.
 
-    Parameters
-    ----------
-    text : str
-        ``package.module:factory``. The factory returns a torch module, or a tuple of a module and example inputs. It
-        may also be a module class, or a module itself.
-
-    Returns
-    -------
-    module, example_inputs
-        The inputs are None where the factory returns none.
-
-    Raises
-    ------
-    DataError
-        The Python module cannot be imported, it has no such name, the factory raises an exception, or it returns
-        something else.
-    MissingDependencyError
-        torch is not installed.
+    ``text``: ``package.module:factory``. The factory returns a torch module, or a tuple of a module and example inputs.
+    It may also be a module class, or a module itself.
+    The inputs are None where the factory returns none.
+    Raises DataError: the Python module cannot be imported, it has no such name, the factory raises an exception, or it
+    returns something else.
+    Raises MissingDependencyError: torch is not installed.
     """
     torch = import_torch()
     name, _, attribute = text.partition(":")
@@ -424,15 +361,8 @@ def load_factory(text: str) -> tuple[Any, Any]:
 def parse_inputs(texts: list[str]) -> Any:
     """Example inputs of texts such as ``8,3,224,224``, ``1,128:int64`` or ``input_ids=1,128:int64``.
 
-    Returns
-    -------
-    tuple of Tensor, or dict of str to Tensor
-        On ``meta``; a dictionary where the texts have names.
-
-    Raises
-    ------
-    DataError
-        A text has another form, or only some of several texts have names.
+    The tensors are on ``meta``; a dictionary where the texts have names.
+    Raises DataError: a text has another form, or only some of several texts have names.
     """
     torch = import_torch()
     tensors: list[tuple[str, Any]] = []

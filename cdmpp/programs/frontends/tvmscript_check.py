@@ -80,10 +80,7 @@ _HOLDERS = (ast.Call, ast.keyword, ast.Tuple, ast.List, ast.Dict, ast.Subscript,
 def checked_functions(source: str) -> list[tuple[str, str]]:
     """Name and safe source text of every PrimFunc in a TVMScript module.
 
-    Raises
-    ------
-    InvalidProgramError
-        Not Python, no PrimFunc, too large, or anything beyond the listed constructs.
+    Raises InvalidProgramError: not Python, no PrimFunc, too large, or anything beyond the listed constructs.
     """
     if len(source) > MAX_CHARS:
         raise InvalidProgramError(f"TVMScript of {len(source)} characters", hint=f"at most {MAX_CHARS}")

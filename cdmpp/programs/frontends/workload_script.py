@@ -35,10 +35,7 @@ _FORMER = {"Block": "SBlock", "BlockRealize": "SBlockRealize", "BufferLoad": "Te
 def tvmscript_of_json(text: str) -> str:
     """TVMScript of a module of PrimFuncs, or of one PrimFunc.
 
-    Raises
-    ------
-    InvalidProgramError
-        Not such a module, or with constructs that a workload before tuning does not have.
+    Raises InvalidProgramError: not such a module, or with constructs that a workload before tuning does not have.
     """
     if len(text) > MAX_BYTES:
         raise InvalidProgramError(f"TVM JSON of {len(text) / 1e6:.0f} MB is too large", hint="at most 32 MB")

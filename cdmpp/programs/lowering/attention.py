@@ -37,16 +37,9 @@ def attend(
 ) -> Any:
     """Scores, softmax and weighted sum: ``[batch, q_len, heads, depth of the values]`` in float32.
 
-    Parameters
-    ----------
-    shape
-        Sequences, queries, heads, keys.
-    depths
-        Columns of a key, and of a value.
-    query, key, value : callable
-        ``query(z, i, h, r)``, ``key(z, j, h, r)``, ``value(z, j, h, e)``: elements for a query head.
-    past : optional
-        Keys before the first query; given: a query sees no key behind its own (causal).
+    ``shape``: sequences, queries, heads, keys. ``depths``: columns of a key, and of a value. ``query(z, i, h, r)``,
+    ``key(z, j, h, r)``, ``value(z, j, h, e)``: elements for a query head. ``past``: keys before the first query; given:
+    a query sees no key behind its own (causal).
     """
     b, sq, heads, keys = shape
     rd, rk = te.reduce_axis((0, depths[0]), name="rd"), te.reduce_axis((0, keys), name="rk")

@@ -31,24 +31,12 @@ Index = tuple[Any, ...]
 
 @dataclass
 class Operand:
-    """One side of a product: how it is read, and the scales of its elements.
+    """One side of a product: how it is read, and the scales of its elements."""
 
-    Attributes
-    ----------
-    tensor
-        ``[..., k]``.
-    inputs
-        Arguments of the program that it needs.
-    inside : callable, optional
-        Index -> scale that changes along k.
-    outside : callable, optional
-        Index without k -> scale of the whole row.
-    """
-
-    tensor: Any
-    inputs: list[Any] = field(default_factory=list)
-    inside: Callable[[Index], Any] | None = None
-    outside: Callable[[Index], Any] | None = None
+    tensor: Any  # ``[..., k]``
+    inputs: list[Any] = field(default_factory=list)  # arguments of the program that it needs
+    inside: Callable[[Index], Any] | None = None  # index -> scale that changes along k
+    outside: Callable[[Index], Any] | None = None  # index without k -> scale of the whole row
 
 
 def activations(x: Any, dtype: str, scaling: str | None, name: str, k: Any = None) -> Operand:

@@ -34,27 +34,13 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class ZooNetwork:
-    """A network with random weights and inputs.
+    """A network with random weights and inputs."""
 
-    Attributes
-    ----------
-    name : str
-        Its name in the zoo, e.g. ``"bert-tiny"``.
-    module : torch.nn.Module
-        In evaluation mode, weights seeded.
-    inputs : tuple of torch.Tensor
-        What ``module(*inputs)`` takes.
-    parameters : dict
-        Every parameter with its value, defaults included.
-    changed : dict
-        Those that differ from the default.
-    """
-
-    name: str
-    module: torch.nn.Module
-    inputs: tuple[torch.Tensor, ...]
-    parameters: dict[str, Value]
-    changed: dict[str, Value] = field(default_factory=dict)
+    name: str  # Its name in the zoo, e.g. ``"bert-tiny"``.
+    module: torch.nn.Module  # in evaluation mode, weights seeded
+    inputs: tuple[torch.Tensor, ...]  # what ``module(*inputs)`` takes
+    parameters: dict[str, Value]  # every parameter with its value, defaults included
+    changed: dict[str, Value] = field(default_factory=dict)  # those that differ from the default
 
     @property
     def text(self) -> str:
@@ -86,10 +72,7 @@ def network_names() -> tuple[str, ...]:
 def network_parameters(name: str) -> dict[str, Value]:
     """Parameters of a network with their defaults.
 
-    Raises
-    ------
-    InvalidProgramError
-        No network of this name; the message lists the nearest names.
+    Raises InvalidProgramError: no network of this name; the message lists the nearest names.
     """
     return {key: parameter.default for key, parameter in inspect.signature(_find(name)).parameters.items()}
 
@@ -102,19 +85,10 @@ def describe_network(name: str) -> str:
 def make_network(name: str, **parameters: Value) -> ZooNetwork:
     """A network with seeded random weights and inputs.
 
-    Parameters
-    ----------
-    name : str
-        One of :func:`network_names`.
-    **parameters
-        Sizes such as ``batch``, ``image`` or ``seq``; see :func:`network_parameters`.
-
-    Raises
-    ------
-    InvalidProgramError
-        Unknown name, unknown parameter or bad value; the hint lists what is allowed.
-    MissingDependencyError
-        torch is not installed.
+    ``name``: one of :func:`network_names`.
+    ``**parameters``: sizes such as ``batch``, ``image`` or ``seq``; see :func:`network_parameters`.
+    Raises InvalidProgramError: unknown name, unknown parameter or bad value; the hint lists what is allowed.
+    Raises MissingDependencyError: torch is not installed.
     """
     build, defaults = _find(name), network_parameters(name)
     given = {key: _checked(name, key, value, defaults) for key, value in parameters.items()}
@@ -130,10 +104,7 @@ def make_network(name: str, **parameters: Value) -> ZooNetwork:
 def parse_network(text: str) -> ZooNetwork:
     """The network that a text such as ``"resnet18"`` or ``"bert-tiny:batch=4,seq=128"`` names.
 
-    Raises
-    ------
-    InvalidProgramError
-        As :func:`make_network`, or the text is not ``name:key=value,...``.
+    Raises InvalidProgramError: as :func:`make_network`, or the text is not ``name:key=value,...``.
     """
     name, colon, rest = text.partition(":")
     name, parameters = name.strip(), {}

@@ -32,15 +32,9 @@ _NOTHING = object()
 
 @dataclass
 class Reuse:
-    """Cache of results by key. It is emptied when it is full.
+    """Cache of results by key. It is emptied when it is full."""
 
-    Attributes
-    ----------
-    most, most_bytes : int
-        Most results, and the most memory of results that have ``nbytes``.
-    hits, misses : int
-    """
-
+    # Most results, and the most memory of results that have ``nbytes``.
     most: int = 4096
     most_bytes: int = 1 << 28
     hits: int = 0
@@ -123,21 +117,13 @@ def peaks_over_time(
 
 @dataclass(frozen=True)
 class EmulatedStep:
-    """A simulated training step.
-
-    Attributes
-    ----------
-    structure : Structure
-    start_s, end_s : float64, shape (tasks,)
-        By task number; -1 for tasks that the step does not have.
-    peak_bytes : float64, shape (ranks,)
-        Peak memory of each rank.
-    """
+    """A simulated training step."""
 
     structure: Structure
+    # By task number; -1 for tasks that the step does not have.
     start_s: Floats
     end_s: Floats
-    peak_bytes: Floats
+    peak_bytes: Floats  # peak memory of each rank
 
     @property
     def nbytes(self) -> int:
@@ -169,30 +155,18 @@ class EmulatedStep:
 
 @dataclass
 class Emulator:
-    """Simulates steps and caches their parts.
+    """Simulates steps and caches their parts. Without ``reuse`` nothing is cached; results are equal to the last bit.
 
-    Parameters
-    ----------
-    reuse : bool
-        With False nothing is cached. Results are equal to the last bit.
-
-    Attributes
-    ----------
-    stages, structures, steps : Reuse
-        Caches of costs of equal stages, numbering of equal orders, and whole steps.
-    frames : Frames
-        Cache of stretches that repeat, from micro-batch to micro-batch and from step to step.
-
-    Notes
-    -----
     After SEMU, the step emulator of PipeWeaver: equal parts in space (stages) and in time (micro-batches,
     steps, candidates of a search) are simulated once. Not thread-safe.
     """
 
     reuse: bool = True
+    # Caches of costs of equal stages, numbering of equal orders, and whole steps.
     stages: Reuse = field(default_factory=Reuse)
     structures: Reuse = field(default_factory=Reuse)
     steps: Reuse = field(default_factory=Reuse)
+    # Cache of stretches that repeat, from micro-batch to micro-batch and from step to step.
     frames: Frames = field(default_factory=Frames)
 
     def simulate(
@@ -270,13 +244,7 @@ class Emulator:
         micro_batches: int,
         offloaded: Sequence[bool] = (),
     ) -> Structure:
-        """The numbered passes of a schedule.
-
-        Raises
-        ------
-        FieldError
-            The schedule does not fit the stages.
-        """
+        """The numbered passes of a schedule. Raises FieldError: the schedule does not fit the stages."""
         offloaded = tuple(offloaded) if any(offloaded) else ()
         if not isinstance(schedule, str):
             return build(schedule, stages, micro_batches, offloaded, "schedule.order")
@@ -298,10 +266,7 @@ class Emulator:
     ) -> EmulatedStep:
         """Simulate a structure with given costs; whole steps are not cached here.
 
-        Raises
-        ------
-        FieldError
-            The orders wait for each other.
+        Raises FieldError: the orders wait for each other.
         """
         duration, lag, step = durations(structure, costs, classes, transfer_s)
         at_start, at_end = holdings(structure, costs, classes)
@@ -355,9 +320,6 @@ def lower_bound(
 
     Each rank has to wait for its first micro-batch, do all its passes, and then the last gradient still
     goes down to stage 0; a micro-batch has to go up and down once.
-
-    Notes
-    -----
     Where the weight gradients are passes of their own, a rank may end with them, and nothing need follow:
     then the passes without them are counted, with what follows, and all passes, without.
     """

@@ -25,31 +25,13 @@ from cdmpp.utils.jit import jit
 
 @jit
 def evaluate(order: Ints, begin: Ints, duration: Floats, deps: Ints, lag: Floats, start: Floats, end: Floats) -> int:
-    """Start and end of every task under given orders.
+    """Fill in ``start`` and ``end`` of every task under given orders; -1 where a task is not ordered or cannot run.
 
-    Parameters
-    ----------
-    order : int32, shape (places,)
-        Task numbers, rank after rank; each task at most once.
-    begin : int32, shape (ranks + 1,)
-        ``order[begin[r]:begin[r + 1]]`` belongs to rank r.
-    duration : float64, shape (tasks,)
-        Seconds, not negative.
-    deps : int32, shape (tasks, k)
-        Tasks that have to end before; -1 for none.
-    lag : float64, shape (tasks, k)
-        Seconds between the end of such a task and the start.
-    start, end : float64, shape (tasks,); filled
-        Seconds; -1 where a task is not ordered or cannot run.
+    ``order[begin[r]:begin[r + 1]]`` are the tasks of rank r, each at most once. ``deps`` (tasks, k): tasks that have to
+    end before; -1 for none. ``lag`` (tasks, k): seconds between the end of such a task and the start.
 
-    Returns
-    -------
-    int
-        Tasks that ran. Fewer than places: the orders wait for each other in a circle.
-
-    Notes
-    -----
-    O(places x k): a rank that has to wait is woken by the task that it waits for.
+    Returns the number of tasks that ran: fewer than in ``order`` if the orders wait for each other in a circle. The
+    time is O(places x k): a rank that has to wait is woken by the task that it waits for.
     """
     ranks = begin.shape[0] - 1
     start[:] = -1.0
@@ -99,21 +81,10 @@ def evaluate(order: Ints, begin: Ints, duration: Floats, deps: Ints, lag: Floats
 
 @jit
 def peaks(order: Ints, begin: Ints, at_start: Floats, at_end: Floats, resident: Floats, peak: Floats) -> None:
-    """Peak memory of each rank.
+    """Fill in the peak memory of each rank, with orders as in :func:`evaluate`.
 
-    Parameters
-    ----------
-    order, begin
-        As in :func:`evaluate`.
-    at_start, at_end : float64, shape (tasks,)
-        What a task takes when it starts and (negative: gives back) when it ends, such as bytes.
-    resident : float64, shape (ranks,)
-        Held all the time.
-    peak : float64, shape (ranks,); filled
-
-    Notes
-    -----
-    A rank does one thing at a time, so that the order alone decides, and not when things happen.
+    ``at_start``, ``at_end`` (tasks,): what a task takes when it starts and (negative: gives back) when it ends, such as
+    bytes. ``resident`` (ranks,): held all the time. A rank does one thing at a time, so that the order alone decides.
     """
     for rank in range(begin.shape[0] - 1):
         held = resident[rank]
@@ -132,44 +103,24 @@ _MOST = 32
 
 @dataclass(frozen=True)
 class Cut:
-    """A structure cut into frames.
+    """A structure cut into frames."""
 
-    Attributes
-    ----------
-    tasks : int32, shape (places,)
-        Frame after frame, in an order in which they can be simulated.
-    begin : int32, shape (frames + 1,)
-    refs : int32, shape (places, 4)
-        What a task waits for: the pass before it on its rank, and its dependences; -1 for none.
-    outside, outside_begin : int32
-        Tasks of earlier frames that a frame waits for, frame after frame, in an order that frames of one
-        shape share.
-    reach : int32, shape (frames,)
-        How many frames back these lie at most.
-    shape : int32, shape (frames,)
-        Equal for frames with equal passes (but for the micro-batch) that wait for equal passes as many
-        frames back.
-    """
-
-    tasks: Ints
+    tasks: Ints  # frame after frame, in an order in which they can be simulated
     begin: Ints
-    refs: Ints
+    refs: Ints  # what a task waits for: the pass before it on its rank, and its dependences; -1 for none
+    # Tasks of earlier frames that a frame waits for, frame after frame, in an order that frames of one shape share.
     outside: Ints
     outside_begin: Ints
-    reach: Ints
+    reach: Ints  # how many frames back these lie at most
+    # Equal for frames with equal passes (but for the micro-batch) that wait for equal passes as many frames back.
     shape: Ints
 
 
 @dataclass
 class Frames:
-    """Simulates steps frame by frame.
+    """Simulates steps frame by frame."""
 
-    Attributes
-    ----------
-    hits, misses : int
-        Frames that were moved there from an earlier one, and frames that were simulated.
-    """
-
+    # Frames that were moved there from an earlier one, and frames that were simulated.
     hits: int = 0
     misses: int = 0
     _cuts: dict[int, tuple[Structure, Cut]] = field(default_factory=dict, repr=False)
@@ -211,11 +162,7 @@ class Frames:
 def cut_into_frames(structure: Structure, level: Floats) -> Cut:
     """Cut a structure where a new round of passes begins.
 
-    Parameters
-    ----------
-    structure : Structure
-    level : float64, shape (tasks,)
-        Start of each task if all took one second: what it waits for has a lower one.
+    ``level``: start of each task if all took one second: what it waits for has a lower one.
     """
     row = np.repeat(np.arange(len(structure.begin) - 1), np.diff(structure.begin))
     width = (3 if structure.split.any() else 2) * (structure.stages // structure.ranks or 1)

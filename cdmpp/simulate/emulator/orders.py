@@ -16,15 +16,9 @@ ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 
 
 class Pass(NamedTuple):
-    """One pass of one micro-batch through one stage.
+    """One pass of one micro-batch through one stage."""
 
-    Attributes
-    ----------
-    kind : {"F", "B", "W"}
-        Forward; backward (with a W of the same micro-batch: for the inputs alone); backward for the weights.
-    stage, micro_batch : int
-    """
-
+    # Forward; backward (with a W of the same micro-batch: for the inputs alone); backward for the weights.
     kind: PassKind
     stage: int
     micro_batch: int
@@ -71,10 +65,7 @@ def interleaved(ranks: int, stages: int, micro_batches: int) -> Orders:
     (SC '21), section 2.2. Groups have ``ranks`` micro-batches, or somewhat more where these do not divide
     their number, as in PyTorch.
 
-    Raises
-    ------
-    FieldError
-        The micro-batches do not fall into equal groups.
+    Raises FieldError: the micro-batches do not fall into equal groups.
     """
     local = stages // ranks
     rounds = max(1, micro_batches // ranks)

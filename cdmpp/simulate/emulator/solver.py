@@ -65,13 +65,9 @@ class _Simulation:
 def solve(request: SimulateRequest, control: SearchControl) -> SimulatePlan:
     """Simulate a step and its baselines.
 
-    Raises
-    ------
-    FieldError
-        The schedule does not fit the stages, its orders wait for each other, or weight gradients take longer than
-        the whole backward pass.
-    InfeasibleError
-        A rank needs more than its memory.
+    Raises FieldError: the schedule does not fit the stages, its orders wait for each other, or weight gradients take
+    longer than the whole backward pass.
+    Raises InfeasibleError: a rank needs more than its memory.
     """
     costs = [_stage_costs(s, form) for s, form in enumerate(request.stages)]
     stages = [stage.middle for stage in costs]
@@ -291,19 +287,13 @@ def _passes(step: EmulatedStep, first: int, end: int) -> list[TimelinePass]:
 
 @dataclass(frozen=True)
 class StageCosts:
-    """A stage with its costs.
+    """A stage with its costs."""
 
-    Attributes
-    ----------
-    middle, lower, upper : Stage
-        With the predictions, and with their lower and upper bounds.
-    forward, backward : Cost
-        Class 0.
-    """
-
+    # With the predictions, and with their lower and upper bounds.
     middle: Stage
     lower: Stage
     upper: Stage
+    # Class 0.
     forward: Cost
     backward: Cost
 
@@ -330,16 +320,8 @@ def explain(
 ) -> list[str]:
     """Sentences about a step.
 
-    Parameters
-    ----------
-    step : EmulatedStep
-    stages : sequence of StageCosts
-    same_passes_s : float
-        Lower bound of all orders of the same passes.
-    bound_s : float
-        Lower bound of all schedules of the stages.
-    others : mapping of str to EmulatedStep
-        The step under other schedules.
+    ``same_passes_s``: lower bound of all orders of the same passes. ``bound_s``: lower bound of all schedules of the
+    stages. ``others``: the step under other schedules.
     """
     makespan_s = step.makespan_s
     if makespan_s <= 0:
@@ -418,10 +400,7 @@ _NAMES = {"F": "forward", "B": "backward", "W": "weight gradients", "out": "copy
 def draw(request: SimulateRequest, plan: SimulatePlan) -> Figure:
     """Rows of ranks over time; beside them their peak memory, where there is any.
 
-    Raises
-    ------
-    FieldError
-        The plan has no timeline.
+    Raises FieldError: the plan has no timeline.
     """
     if plan.timeline is None:
         raise FieldError("a figure needs the timeline", path="timeline", hint='leave out "timeline": false')

@@ -26,70 +26,41 @@ WEIGHT_SHARE = 0.5
 
 @dataclass(frozen=True)
 class PassCost:
-    """Costs of one micro-batch in a stage.
-
-    Attributes
-    ----------
-    forward_s : float
-    backward_s : float
-        Whole backward pass, weight gradients included.
-    weight_s : float, optional
-        The part of ``backward_s`` that is weight gradients; default: half. Used where they are put off.
-    activation_bytes : float
-        What the backward pass needs of the forward pass.
-    boundary_bytes : float
-        The stage's input: what stays where activations are recomputed.
-    """
+    """Costs of one micro-batch in a stage."""
 
     forward_s: float
-    backward_s: float
+    backward_s: float  # whole backward pass, weight gradients included
+    # The part of ``backward_s`` that is weight gradients; default: half. Used where they are put off.
     weight_s: float | None = None
-    activation_bytes: float = 0.0
-    boundary_bytes: float = 0.0
+    activation_bytes: float = 0.0  # what the backward pass needs of the forward pass
+    boundary_bytes: float = 0.0  # the stage's input: what stays where activations are recomputed
 
 
 @dataclass(frozen=True)
 class Stage(PassCost):
-    """A stage: costs of a micro-batch, and properties that do not depend on micro-batches.
+    """A stage: costs of a micro-batch, and properties that do not depend on micro-batches."""
 
-    Attributes
-    ----------
-    weight_bytes : float
-        Weights, gradients and optimizer states: held all the time.
-    memory : {"keep", "recompute", "offload"}
-        Activations between forward and backward: kept; dropped but for the stage's input, and the forward
-        pass run again; or copied to the host and back.
-    classes : tuple of PassCost
-        Costs of further classes of micro-batches (1, 2, ...); the stage's own are class 0.
-    """
-
-    weight_bytes: float = 0.0
+    weight_bytes: float = 0.0  # weights, gradients and optimizer states: held all the time
+    # Activations between forward and backward: kept; dropped but for the stage's input, and the forward pass run again;
+    # or copied to the host and back.
     memory: Memory = "keep"
+    # Costs of further classes of micro-batches (1, 2, ...); the stage's own are class 0.
     classes: tuple[PassCost, ...] = ()
 
 
 @dataclass(frozen=True)
 class StageTable:
-    """Costs of all stages as arrays for the emulator.
+    """Costs of all stages as arrays for the emulator."""
 
-    Attributes
-    ----------
-    whole_s, split_s : float64, shape (5, stages, classes)
-        Seconds of forward, backward, weights, copy out and copy in, where the backward pass is whole (weights
-        0) and where it is split.
-    at_start, at_end : float64, shape (5, stages, classes)
-        Bytes taken at the start and given back (negative) at the end, for a backward pass that is whole; with
-        a split one, what ``BACKWARD`` gives back ``WEIGHT`` does.
-    resident : float64, shape (stages,)
-        Bytes held all the time.
-    offloaded : tuple of bool, length stages
-    """
-
+    # Seconds of forward, backward, weights, copy out and copy in, where the backward pass is whole (weights 0) and
+    # where it is split.
     whole_s: Floats
     split_s: Floats
+    # Bytes taken at the start and given back (negative) at the end, for a backward pass that is whole; with a split
+    # one, what ``BACKWARD`` gives back ``WEIGHT`` does.
     at_start: Floats
     at_end: Floats
-    resident: Floats
+    resident: Floats  # bytes held all the time
     offloaded: tuple[bool, ...]
 
 
@@ -124,20 +95,8 @@ def table(stages: Sequence[Stage], columns: Sequence[Floats]) -> StageTable:
 
 
 def grid(horizon_s: float) -> float:
-    """The step to which durations are rounded, so that sums up to a horizon are exact.
+    """The step to which durations are rounded, so that sums up to a horizon are exact: at most 2^-51 of the horizon.
 
-    Parameters
-    ----------
-    horizon_s : float
-        No time of the step lies beyond it.
-
-    Returns
-    -------
-    float
-        A power of two, 2^-51 of the horizon or less; 0 for an empty horizon.
-
-    Notes
-    -----
     Multiples of it are added and compared without rounding: a part of a schedule takes as long wherever
     it starts, and its result can be moved there from elsewhere without changing a bit.
     """

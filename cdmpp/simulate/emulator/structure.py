@@ -23,30 +23,19 @@ class Structure:
 
     A task's number is (kind x stages + stage) x micro-batches + micro-batch, with the kinds of
     :data:`cdmpp.simulate.emulator.stages.KINDS`.
-
-    Attributes
-    ----------
-    ranks, stages, micro_batches : int
-    rank_of : int32, shape (stages,)
-    order, begin : int32
-        As :func:`cdmpp.simulate.emulator.evaluate.evaluate` takes them. Rows from ``ranks`` on are the ranks' host
-        links, where something is offloaded.
-    deps : int32, shape (tasks, 3)
-    cut : int32, shape (tasks, 3)
-        Between which stages the dependence's data travel: cut c lies behind stage c; -1 within a rank.
-    split : bool, shape (stages, micro_batches)
-        Whether the weight gradients are a pass of their own.
     """
 
     ranks: int
     stages: int
     micro_batches: int
     rank_of: Ints
+    # As :func:`cdmpp.simulate.emulator.evaluate.evaluate` takes them. Rows from ``ranks`` on are the ranks' host links,
+    # where something is offloaded.
     order: Ints
     begin: Ints
     deps: Ints
-    cut: Ints
-    split: NDArray[np.bool_]
+    cut: Ints  # between which stages the dependence's data travel: cut c lies behind stage c; -1 within a rank
+    split: NDArray[np.bool_]  # whether the weight gradients are a pass of their own
 
     @property
     def tasks(self) -> int:
@@ -80,20 +69,9 @@ def build(
 ) -> Structure:
     """Number the passes of given orders.
 
-    Parameters
-    ----------
-    orders : list of list of Pass
-        For each rank.
-    stages, micro_batches : int
-    offloaded : sequence of bool, length stages
-        Stages whose activations travel over the host link of their rank.
-    path : str
-        The request's field that the orders come from, for messages.
-
-    Raises
-    ------
-    FieldError
-        A pass is unknown, missing or there twice, or a stage is on two ranks.
+    ``offloaded``: by stage, whether its activations travel over the host link of its rank. ``path``: the request's
+    field that the orders come from, for messages.
+    Raises FieldError: a pass is unknown, missing or there twice, or a stage is on two ranks.
     """
     size = stages * micro_batches
     rows = [_numbers(passes, stages, micro_batches, f"{path}.{rank}") for rank, passes in enumerate(orders)]

@@ -35,33 +35,18 @@ class PriceOptions:
 
 @dataclass
 class CheckedNodes:
-    """Nodes of a request, checked, and their programs to price.
-
-    Attributes
-    ----------
-    seconds : list of float, length nodes
-        Known durations; 0 where it is to be predicted.
-    classes, kinds : list, length nodes
-    held : list of lists of (device, stream)
-        Streams that each node occupies.
-    price_requests : list of PriceRequest
-        Each combination of program and device once.
-    parts : list of (node, price request, count)
-        Programs of the predicted nodes.
-    remarks : list of str
-        Warnings about transfers outside of the measured range.
-    """
+    """Nodes of a request, checked, and their programs to price."""
 
     nodes: Sequence[NodeRecord]
     devices: Mapping[str, DeviceEntry]
     deps: list[tuple[str, ...]]
-    seconds: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # known durations; 0 where it is to be predicted
     classes: list[str] = field(default_factory=list)
     kinds: list[NodeKind] = field(default_factory=list)
-    held: list[list[tuple[str, str]]] = field(default_factory=list)
-    price_requests: list[PriceRequest] = field(default_factory=list)
-    parts: list[tuple[int, int, int]] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
+    held: list[list[tuple[str, str]]] = field(default_factory=list)  # streams that each node occupies
+    price_requests: list[PriceRequest] = field(default_factory=list)  # each combination of program and device once
+    parts: list[tuple[int, int, int]] = field(default_factory=list)  # programs of the predicted nodes
+    remarks: list[str] = field(default_factory=list)  # warnings about transfers outside of the measured range
 
     def graph(self, order: Order) -> Graph:
         """The graph with the known durations."""
@@ -86,10 +71,7 @@ def check_nodes(
 ) -> CheckedNodes:
     """Check the nodes of a request and collect their costs.
 
-    Raises
-    ------
-    FieldError
-        A node with no cost or with two, an unknown link or event, or a device entry that no node uses.
+    Raises FieldError: a node with no cost or with two, an unknown link or event, or a device entry that no node uses.
     """
     checked = CheckedNodes(nodes, devices, _dependencies(nodes))
     for name, link in links.items():
@@ -197,17 +179,10 @@ def _kind(class_: str, cost: str) -> NodeKind:
 def read_link(form: LinkForm, path: str, operator: str = "all_reduce", figure: str = "latency_s") -> Link:
     """A link from its request form.
 
-    Parameters
-    ----------
-    operator, figure : str
-        Of a predicted link: which collective, and "latency_s", "lower_s" or "upper_s". Its times are of whole
-        collectives: use them with the algorithm "measured".
-
-    Raises
-    ------
-    FieldError
-        It has a table and other figures, or two rates, or a table whose bytes do not grow; or it is predicted, and
-        has figures too or predicts another operation.
+    ``operator``, ``figure``: of a predicted link: which collective, and "latency_s", "lower_s" or "upper_s". Its times
+    are of whole collectives: use them with the algorithm "measured".
+    Raises FieldError: it has a table and other figures, or two rates, or a table whose bytes do not grow; or it is
+    predicted, and has figures too or predicts another operation.
     """
     figures = [
         name for name in ("alpha_s", "beta_s_per_byte", "bandwidth_bytes_per_s") if getattr(form, name) is not None
@@ -344,20 +319,12 @@ def _check_devices(checked: CheckedNodes) -> None:
 
 @dataclass(frozen=True)
 class NodeDurations:
-    """Durations of nodes, given or predicted.
-
-    Attributes
-    ----------
-    given_s : Floats, length nodes
-    part_node, part_price : Ints, length parts
-    part_s : Floats, length parts
-        Count times predicted seconds.
-    """
+    """Durations of nodes, given or predicted."""
 
     given_s: Floats
     part_node: Ints
     part_price: Ints
-    part_s: Floats
+    part_s: Floats  # count times predicted seconds
 
     def durations(self, factors: Floats | None = None) -> Floats:
         """Seconds of each node; ``factors``, one for each price, scale the predictions."""

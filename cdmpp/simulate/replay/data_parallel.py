@@ -25,41 +25,25 @@ COMM = "comm"
 
 @dataclass(frozen=True)
 class GradientLayer:
-    """A part of the network whose gradients are computed together.
-
-    Attributes
-    ----------
-    name : str
-    forward_s, backward_s : float
-        Seconds, 0 or more. What the backward pass does between the next layer and this one is part of it.
-    gradient_bytes : tuple of float
-        Of each parameter in the order of the module; empty for a layer without parameters.
-    """
+    """A part of the network whose gradients are computed together."""
 
     name: str
+    # Seconds, 0 or more. What the backward pass does between the next layer and this one is part of it.
     forward_s: float
     backward_s: float
+    # Of each parameter in the order of the module; empty for a layer without parameters.
     gradient_bytes: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Settings of the all-reduces.
-
-    Attributes
-    ----------
-    ranks : int
-    link : Link
-        Between neighbours; with ``algorithm="measured"`` its figures are of a whole all-reduce.
-    algorithm : {"ring", "tree", "measured"}
-    compute_slowdown, comm_slowdown : float
-        How many times as long computation takes while a transfer runs, and a transfer while something
-        computes; 1 where they share nothing. Transfers by threads of the same cores do.
-    """
+    """Settings of the all-reduces."""
 
     ranks: int
-    link: Link
+    link: Link  # between neighbours; with ``algorithm="measured"`` its figures are of a whole all-reduce
     algorithm: Algorithm = "ring"
+    # How many times as long computation takes while a transfer runs, and a transfer while something computes; 1 where
+    # they share nothing. Transfers by threads of the same cores do.
     compute_slowdown: float = 1.0
     comm_slowdown: float = 1.0
 
@@ -70,17 +54,10 @@ class Setup:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients of one all-reduce.
-
-    Attributes
-    ----------
-    bytes : float
-    parameters : tuple of (layer, parameter)
-        Positions, in the order in which they become ready.
-    """
+    """Gradients of one all-reduce."""
 
     bytes: float
-    parameters: tuple[tuple[int, int], ...]
+    parameters: tuple[tuple[int, int], ...]  # positions, in the order in which they become ready
 
     @property
     def ready(self) -> int:
@@ -94,8 +71,6 @@ class Iteration:
 
     Attributes
     ----------
-    timeline : Timeline
-    buckets : tuple of Bucket
     exposed_comm_s : float
         Time of all-reduces while nothing computes.
     """
@@ -125,14 +100,8 @@ def fill_buckets(
 ) -> tuple[Bucket, ...]:
     """Divide the gradients into buckets, as ``torch.distributed._compute_bucket_assignment_by_size`` does.
 
-    Parameters
-    ----------
-    layers : sequence of GradientLayer
-        In the order of the forward pass.
-    bucket_bytes : float
-        A bucket is closed when it holds so many bytes or more; 0 gives each gradient one of its own.
-    first_bytes : float, optional
-        The same of the first bucket; default: like the others.
+    ``layers``: in the order of the forward pass. A bucket is closed when it holds ``bucket_bytes`` or more; 0 gives
+    each gradient a bucket. ``first_bytes``: the same of the first bucket; default: like the others.
     """
     closed: list[Bucket] = []
     parameters: list[tuple[int, int]] = []
@@ -158,10 +127,7 @@ def data_parallel_graph(
     Streams are "0" (forward, backward, update) and "comm". With slowdowns the durations are those under
     contention: to replay with others, make another graph.
 
-    Raises
-    ------
-    FieldError
-        A slowdown below 1, or fewer than one rank.
+    Raises FieldError: a slowdown below 1, or fewer than one rank.
     """
     _check(setup)
     n = len(layers)
@@ -194,26 +160,14 @@ def simulate(
     first_bytes: float | None = None,
     update_s: float = 0.0,
 ) -> Iteration:
-    """Replay one iteration of data-parallel training.
+    """Replay one iteration of data-parallel training; ``layers`` are in the order of the forward pass.
 
-    Parameters
-    ----------
-    layers : sequence of GradientLayer
-        In the order of the forward pass.
-    setup : Setup
-    bucket_bytes, first_bytes : float
-        As in :func:`fill_buckets`. PyTorch by default: 25 MiB, and 1 MiB for the first bucket; with a given
-        ``bucket_cap_mb`` all buckets have that size.
-    update_s : float
-        Seconds of the optimizer.
+    ``bucket_bytes`` and ``first_bytes`` are those of :func:`fill_buckets`. PyTorch has by default 25 MiB, and 1 MiB for
+    the first bucket; with a given ``bucket_cap_mb`` all buckets have that size.
 
-    Examples
-    --------
-    >>> from cdmpp.simulate.replay import Link
-    >>> layers = [GradientLayer("a", 1.0, 2.0, (4.0,)), GradientLayer("b", 1.0, 2.0, (4.0,))]
-    >>> setup = Setup(2, Link(beta_s_per_byte=0.5), "measured")
-    >>> [simulate(layers, setup, bucket_bytes=size).iteration_s for size in (1, 8)]
-    [8.0, 10.0]
+    Examples -------- >>> from cdmpp.simulate.replay import Link >>> layers = [GradientLayer("a", 1.0, 2.0, (4.0,)),
+    GradientLayer("b", 1.0, 2.0, (4.0,))] >>> setup = Setup(2, Link(beta_s_per_byte=0.5), "measured") >>>
+    [simulate(layers, setup, bucket_bytes=size).iteration_s for size in (1, 8)] [8.0, 10.0]
     """
     buckets = fill_buckets(layers, bucket_bytes, first_bytes)
     return Iteration(replay(data_parallel_graph(layers, buckets, setup, update_s)), buckets)

@@ -26,18 +26,7 @@ _MOST_NAMED = 12
 def replay(graph: Graph) -> Timeline:
     """Compute start and end of each node of a graph.
 
-    Parameters
-    ----------
-    graph : Graph
-
-    Returns
-    -------
-    Timeline
-
-    Raises
-    ------
-    FieldError
-        A cycle, an unknown dependency, two nodes of one id, a negative duration.
+    Raises FieldError: a cycle, an unknown dependency, two nodes of one id, a negative duration.
 
     Examples
     --------
@@ -52,24 +41,10 @@ def replay(graph: Graph) -> Timeline:
 class Replayer:
     """Replays one graph many times with different durations, for what-ifs, samples and searches.
 
-    Parameters
-    ----------
-    graph : Graph
-
-    Attributes
-    ----------
-    longest_path_s : float
-        Makespan if every device were infinitely parallel.
-
-    Raises
-    ------
-    FieldError
-        As :func:`replay`.
-
-    Notes
-    -----
-    With ``order="ready"`` a longer node can let another one overtake it and so shorten the whole (Graham's
-    anomalies of list scheduling); with ``order="listed"`` or parallel devices it cannot.
+    ``longest_path_s`` is the makespan if every device were infinitely parallel. With ``order="ready"`` a longer node
+    can let another one overtake it and so shorten the whole (Graham's anomalies of list scheduling); with
+    ``order="listed"`` or parallel devices it cannot.
+    Raises FieldError: as :func:`replay`.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -84,10 +59,7 @@ class Replayer:
     def with_durations(self, duration_s: Floats) -> Replayer:
         """The same graph with other durations, and their bounds, without another check.
 
-        Parameters
-        ----------
-        duration_s : Floats, length nodes
-            As :meth:`run` takes them.
+        ``duration_s``: as :meth:`run` takes them.
         """
         other = copy.copy(self)
         other.__dict__.pop("busiest_stream_s", None)
@@ -97,13 +69,7 @@ class Replayer:
         return other
 
     def _longest_path_s(self, edges: Follow) -> float:
-        """End of a walk without streams. It does not reach nodes on or after a cycle.
-
-        Raises
-        ------
-        FieldError
-            A cycle.
-        """
+        """End of a walk without streams. It does not reach nodes on or after a cycle. Raises FieldError: a cycle."""
         a = self.arrays
         unheld = np.zeros_like(a.uses_start), a.uses[:0]
         _, end, _ = self._walked(a.duration_s, _prepared(a, edges, *unheld))
@@ -114,10 +80,7 @@ class Replayer:
     def run(self, duration_s: Floats | None = None) -> Timeline:
         """Replay.
 
-        Parameters
-        ----------
-        duration_s : Floats, length nodes, optional
-            In the order of ``graph.nodes``; default: the graph's. Finite and not negative: not checked.
+        ``duration_s``: in the order of ``graph.nodes``; default: the graph's. Finite and not negative: not checked.
         """
         a = self.arrays
         durations = a.duration_s if duration_s is None else np.asarray(duration_s, np.float64)[a.place]
@@ -141,17 +104,7 @@ class Replayer:
         return np.array(lists[0]), np.array(lists[1]), np.array(lists[2], dtype=np.int64)
 
     def makespans(self, duration_s: Floats) -> Floats:
-        """Makespans of many replays.
-
-        Parameters
-        ----------
-        duration_s : Floats, shape replays x nodes
-            Seconds, nodes in the order of ``graph.nodes``.
-
-        Returns
-        -------
-        Floats, length replays
-        """
+        """Makespans of many replays. ``duration_s``: seconds, nodes in the order of ``graph.nodes``."""
         durations = np.ascontiguousarray(np.asarray(duration_s, np.float64)[:, self.arrays.place])
         if COMPILED:
             return _many(durations, *self._fixed)
@@ -284,41 +237,26 @@ _COMPUTE, _COMM, _GAP = map(_KINDS.index, ("compute", "comm", "gap"))
 
 @dataclass(frozen=True)
 class StreamUse:
-    """One stream of a timeline.
-
-    Attributes
-    ----------
-    device, stream : str
-    busy_s, idle_s : float
-        Their sum is the makespan. Gaps are idle; overlapping nodes (on parallel devices) count once.
-    nodes : int
-        Number of nodes.
-    """
+    """One stream of a timeline."""
 
     device: str
     stream: str
+    # Their sum is the makespan. Gaps are idle; overlapping nodes (on parallel devices) count once.
     busy_s: float
     idle_s: float
-    nodes: int
+    nodes: int  # number of nodes
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """Times of each node. Arrays are in the order of ``graph.nodes``.
-
-    Attributes
-    ----------
-    graph : Graph
-    duration_s, start_s, end_s : Floats, length nodes
-    cause : Ints, length nodes
-        The node whose end (and gap) each start waited for, as a dependency or as the holder of its
-        stream; -1 where it started at once.
-    """
+    """Times of each node. Arrays are in the order of ``graph.nodes``."""
 
     graph: Graph
     duration_s: Floats
     start_s: Floats
     end_s: Floats
+    # The node whose end (and gap) each start waited for, as a dependency or as the holder of its stream; -1 where it
+    # started at once.
     cause: Ints
 
     @property

@@ -166,10 +166,7 @@ class LinkForm(Priced):
     def price_requests(self, path: str) -> list[PriceRequest]:
         """The collectives at :data:`LINK_BYTES`; none for a link with figures.
 
-        Raises
-        ------
-        FieldError
-            One of collective and device is missing.
+        Raises FieldError: one of collective and device is missing.
         """
         if (self.collective is None) != (self.device is None):
             missing = "collective" if self.collective is None else "device"
@@ -198,14 +195,8 @@ class LinkForm(Priced):
     def rows(self, operator: str, path: str, figure: str = "latency_s") -> tuple[tuple[float, float], ...]:
         """Bytes and seconds of a predicted collective; only after :meth:`with_prices`.
 
-        Parameters
-        ----------
-        figure : {"latency_s", "lower_s", "upper_s"}
-
-        Raises
-        ------
-        FieldError
-            The link predicts another operation.
+        ``figure``: {"latency_s", "lower_s", "upper_s"}.
+        Raises FieldError: the link predicts another operation.
         """
         assert self._prices is not None, "not priced"
         if operator not in self._prices:

@@ -20,35 +20,17 @@ def request_of(
     protocol: Protocol = DEFAULT_PROTOCOL,
     framework: Framework | None = None,
 ) -> dict[str, Any]:
-    """The request for one pass of a model, as JSON values.
+    """The request for one pass of a model, as JSON values of ``make_plan("replay", ...)``.
 
-    Parameters
-    ----------
-    graph : ProgramGraph
-        From :func:`cdmpp.programs.frontends.load.load_programs`.
-    device : str or dict
-        A known device, or the specification of another one.
-    gap_s : float
-        Idle seconds between one kernel and the next: what the framework needs to launch it, where the
-        device waits for that.
-    launch_s : float
-        Seconds that the host needs to launch a kernel. Above 0 the host is a stream of its own, which runs
-        ahead while the device works, and is waited for where kernels are short.
-    protocol, framework
-        Which latency each program is predicted with. With "eager" a launch is in it already.
+    Nodes run on one stream in the model's order. Operators without a program are listed under ``missing``; they are not
+    in the makespan.
 
-    Returns
-    -------
-    dict
-        For ``make_plan("replay", ...)``. Nodes run on one stream in the model's order. Operators
-        without a program are listed under ``missing``; they are not in the makespan.
-
-    Raises
-    ------
-    UnsupportedOperatorError
-        No node has a program, or the graph is that of a search.
-    FieldError
-        A program that JSON cannot carry alone.
+    ``gap_s``: idle seconds between one kernel and the next: what the framework needs to launch it, where the device
+    waits for that. ``launch_s``: seconds that the host needs to launch a kernel. Above 0 the host is a stream of its
+    own, which runs ahead while the device works, and is waited for where kernels are short. With the protocol "eager" a
+    launch is in each prediction already.
+    Raises UnsupportedOperatorError: no node has a program, or the graph is that of a search.
+    Raises FieldError: a program that JSON cannot carry alone.
     """
     if graph.alternatives:
         raise UnsupportedOperatorError(

@@ -26,95 +26,57 @@ class Node:
 
     Attributes
     ----------
-    id : str
-        Unique in the graph.
     device, stream : str
         Its device and stream. A stream runs one node at a time.
-    duration_s : float
-        Seconds, 0 or more.
-    deps : tuple of str
-        Nodes that must end before, on any stream. A dependency between streams is an event that one stream
-        records and the other waits for.
-    kind : {"compute", "comm", "gap"}
-    gap_s : float
-        Seconds after its end in which its stream and its dependents wait (overhead of a framework). The makespan
-        ends with the last node, not with the gap after it.
-    also : tuple of (device, stream)
-        Further streams that it occupies from start to end: a collective occupies one on each rank.
     """
 
-    id: str
+    id: str  # unique in the graph
     device: str
-    duration_s: float
+    duration_s: float  # seconds, 0 or more
+    # Nodes that must end before, on any stream. A dependency between streams is an event that one stream records and
+    # the other waits for.
     deps: tuple[str, ...] = ()
     stream: str = "0"
     kind: NodeKind = "compute"
+    # Seconds after its end in which its stream and its dependents wait (overhead of a framework). The makespan ends
+    # with the last node, not with the gap after it.
     gap_s: float = 0.0
+    # Further streams that it occupies from start to end: a collective occupies one on each rank.
     also: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes, and the order in which streams run them.
+    """Nodes, and the order in which streams run them."""
 
-    Attributes
-    ----------
-    nodes : sequence of Node
-        In any order, unless ``order`` is "listed".
-    parallel : frozenset of str
-        Devices that run all ready nodes at the same time.
-    order : {"ready", "listed"}
-    """
-
-    nodes: Sequence[Node]
-    parallel: frozenset[str] = frozenset()
+    nodes: Sequence[Node]  # in any order, unless ``order`` is "listed"
+    parallel: frozenset[str] = frozenset()  # devices that run all ready nodes at the same time
     order: Order = "ready"
 
 
 @dataclass(frozen=True)
 class Follow:
-    """Edges between nodes, by sorted position.
+    """Edges between nodes, by sorted position."""
 
-    Attributes
-    ----------
-    waits : Ints, length nodes
-        Number of edges into each.
-    start, next : Ints, lengths nodes + 1 and edges
-        Nodes that wait for node i: ``next[start[i]:start[i + 1]]``.
-    """
-
-    waits: Ints
+    waits: Ints  # number of edges into each
+    # Nodes that wait for node i: ``next[start[i]:start[i + 1]]``.
     start: Ints
     next: Ints
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """A graph as arrays. Nodes are sorted by id, so that results do not depend on their order in a file.
+    """A graph as arrays. Nodes are sorted by id, so that results do not depend on their order in a file."""
 
-    Attributes
-    ----------
-    place : Ints, length nodes
-        Sorted position -> position in ``Graph.nodes``. All other arrays are in sorted positions.
-    duration_s, gap_s : Floats, length nodes
-    depends : Follow
-        The dependencies alone.
-    walked : Follow
-        With ``order="listed"`` also an edge from each node to the next one of its streams.
-    uses_start, uses : Ints
-        Streams that node i occupies; none on devices that are infinitely parallel.
-    streams : tuple of (device, stream)
-        By index. Those of parallel devices are not among them.
-    """
-
-    place: Ints
+    place: Ints  # Sorted position -> position in ``Graph.nodes``. All other arrays are in sorted positions.
     duration_s: Floats
     gap_s: Floats
-    depends: Follow
-    walked: Follow
+    depends: Follow  # the dependencies alone
+    walked: Follow  # with ``order="listed"`` also an edge from each node to the next one of its streams
+    # Streams that node i occupies; none on devices that are infinitely parallel.
     uses_start: Ints
     uses: Ints
-    streams: tuple[tuple[str, str], ...]
+    streams: tuple[tuple[str, str], ...]  # By index. Those of parallel devices are not among them.
 
     @property
     def size(self) -> int:
@@ -125,11 +87,8 @@ class Arrays:
 def to_arrays(graph: Graph) -> Arrays:
     """Check a graph and write it as arrays.
 
-    Raises
-    ------
-    FieldError
-        Two nodes with one id, a dependency on an unknown node, or an invalid duration.
-        Cycles are found later, by :class:`cdmpp.simulate.replay.engine.Replayer`.
+    Raises FieldError: two nodes with one id, a dependency on an unknown node, or an invalid duration. Cycles are found
+    later, by :class:`cdmpp.simulate.replay.engine.Replayer`.
     """
     nodes = graph.nodes
     ids = [node.id for node in nodes]

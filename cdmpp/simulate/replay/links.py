@@ -20,25 +20,14 @@ COLLECTIVES: tuple[str, ...] = get_args(Collective)
 class Link:
     """A connection between devices.
 
-    Attributes
-    ----------
-    alpha_s : float
-        Seconds of an empty message.
-    beta_s_per_byte : float
-        Seconds per byte.
-    table : tuple of (bytes, seconds)
-        Measured times instead, at least two, bytes rising from above 0.
-
-    Notes
-    -----
     Between two rows of a table the time is linear in log(bytes) and log(seconds), as dPRO fits it. A smaller
     message than the first row takes as long as that one; a larger one than the last goes on at the last
     pair's slope, or at its time where that falls.
     """
 
-    alpha_s: float = 0.0
-    beta_s_per_byte: float = 0.0
-    table: tuple[tuple[float, float], ...] = ()
+    alpha_s: float = 0.0  # seconds of an empty message
+    beta_s_per_byte: float = 0.0  # seconds per byte
+    table: tuple[tuple[float, float], ...] = ()  # measured times instead, at least two, bytes rising from above 0
 
     def __post_init__(self) -> None:
         if not self.table:
@@ -55,10 +44,7 @@ class Link:
     def seconds(self, size: float) -> float:
         """Seconds of one message of ``size`` bytes.
 
-        Raises
-        ------
-        FieldError
-            So far beyond the table that it would take more than 1e9 s.
+        Raises FieldError: so far beyond the table that it would take more than 1e9 s.
         """
         if not self.table:
             return self.alpha_s + self.beta_s_per_byte * size
@@ -88,29 +74,13 @@ def _from_log(log_s: float) -> float:
 def collective_steps(op: Collective, ranks: int, size: float, algorithm: Algorithm) -> tuple[int, float]:
     """Number of consecutive messages of a collective, and the bytes of each.
 
-    Parameters
-    ----------
-    op : str
-        One of :data:`COLLECTIVES`.
-    ranks : int
-    size : float
-        Bytes of the whole buffer: the data of each rank before an all-reduce, reduce-scatter or all-to-all,
-        and after an all-gather.
-    algorithm : {"ring", "tree", "measured"}
-        "measured": the link's figures are of the whole operation, not of a message.
+    ``size``: bytes of the whole buffer: the data of each rank before an all-reduce, reduce-scatter or all-to-all, and
+    after an all-gather. With the algorithm "measured" the link's figures are of the whole operation, not of a message.
 
-    Returns
-    -------
-    steps, bytes
-        With p ranks and n bytes: ring all-reduce 2 (p - 1) messages of n / p; tree all-reduce
-        2 ceil(log2 p) of n; reduce-scatter, all-gather and all-to-all p - 1 of n / p; send 1 of n. (Thakur,
-        Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, 2005, without
-        the cost of adding.)
-
-    Raises
-    ------
-    FieldError
-        A send between other than two ranks, or an algorithm that the operation does not have.
+    With p ranks and n bytes: ring all-reduce 2 (p - 1) messages of n / p; tree all-reduce 2 ceil(log2 p) of n; reduce-
+    scatter, all-gather and all-to-all p - 1 of n / p; send 1 of n. (Thakur, Rabenseifner, Gropp: Optimization of
+    Collective Communication Operations in MPICH, 2005, without the cost of adding.)
+    Raises FieldError: a send between other than two ranks, or an algorithm that the operation does not have.
     """
     if op == "send" and ranks != 2:
         raise FieldError(f"a send has two ranks, not {ranks}", hint="ranks: [from, to]")

@@ -50,12 +50,8 @@ _CHECKS = {name: _check(name) for name in FIELDS}
 def read_parquet(path: str | Path) -> dict[str, Any]:
     """A request from a file; its nodes are checked like those of a JSON request.
 
-    Raises
-    ------
-    DataError
-        The file is not Parquet, or its metadata is not JSON.
-    FieldError
-        A column is unknown or missing, or a value is wrong.
+    Raises DataError: the file is not Parquet, or its metadata is not JSON.
+    Raises FieldError: a column is unknown or missing, or a value is wrong.
     """
     try:
         check_parquet(path)
@@ -83,13 +79,7 @@ def read_parquet(path: str | Path) -> dict[str, Any]:
 
 
 def write_parquet(path: str | Path, request: Mapping[str, Any], nodes: Nodes) -> None:
-    """Write a request with its checked nodes.
-
-    Raises
-    ------
-    DataError
-        The file cannot be written.
-    """
+    """Write a request with its checked nodes. Raises DataError: the file cannot be written."""
     columns: dict[str, pa.Array] = {}
     for name in FIELDS:
         values = [getattr(node, name) for node in nodes]

@@ -107,13 +107,7 @@ _NAMES = tuple(NodeRow.model_fields)
 
 
 class NodeRows(Sequence[NodeRow]):
-    """Rows of :class:`NodeRow`, which are made when they are read.
-
-    Parameters
-    ----------
-    *columns : list
-        One for each field of a row, in its order.
-    """
+    """Rows of :class:`NodeRow`, which are made when they are read, from one list for each field in its order."""
 
     def __init__(self, *columns: list[Any]) -> None:
         self.columns = columns

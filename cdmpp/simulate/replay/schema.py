@@ -247,13 +247,7 @@ class ReplayRequest(Request[ReplayPlan]):
 
     @cached_property
     def checked(self) -> CheckedNodes:
-        """The nodes, checked, and their programs to price.
-
-        Raises
-        ------
-        FieldError
-            A node, device or link is wrong.
-        """
+        """The nodes, checked, and their programs to price. Raises FieldError: a node, device or link is wrong."""
         devices = {
             name: forms.DeviceEntry(device=entry) if isinstance(entry, str) else entry
             for name, entry in self.devices.items()
@@ -264,10 +258,7 @@ class ReplayRequest(Request[ReplayPlan]):
     def replayer(self) -> Replayer:
         """The checked graph; predicted nodes take no time in it.
 
-        Raises
-        ------
-        FieldError
-            A dependency is unknown, or there is a cycle.
+        Raises FieldError: a dependency is unknown, or there is a cycle.
         """
         return Replayer(self.checked.graph(self.order))
 
@@ -308,10 +299,7 @@ class ReplayRequest(Request[ReplayPlan]):
     def matches(self) -> list[list[int]]:
         """Positions of the nodes that each override matches.
 
-        Raises
-        ------
-        FieldError
-            An override has no selector, or matches nothing.
+        Raises FieldError: an override has no selector, or matches nothing.
         """
         if not self.overrides:
             return []

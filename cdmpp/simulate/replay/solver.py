@@ -242,22 +242,13 @@ _CHUNK = 2_000_000
 
 @dataclass(frozen=True)
 class DurationSpread:
-    """Errors of the predictions as factors around 1.
+    """Errors of the predictions as factors around 1."""
 
-    Attributes
-    ----------
-    below, above : Floats, length draws
-        Logarithm of the factor for one standard deviation to either side.
-    draw : Ints, length prices
-        Draw of each price: equal programs on equal devices have the same error.
-    device : Ints, length draws
-        Device of each draw.
-    """
-
+    # Logarithm of the factor for one standard deviation to either side.
     below: Floats
     above: Floats
-    draw: Ints
-    device: Ints
+    draw: Ints  # draw of each price: equal programs on equal devices have the same error
+    device: Ints  # device of each draw
 
     def factors(self, samples: int, seed: int, correlation: float) -> Floats:
         """Sampled factors, shape samples x prices.
@@ -316,17 +307,9 @@ def sample_makespans(replayer: Replayer, nodes: NodeDurations, factors: Floats) 
 def trace_events(timeline: Timeline, programs: Sequence[str | None]) -> list[dict[str, Any]]:
     """The events of a trace.
 
-    Parameters
-    ----------
-    timeline : Timeline
-    programs : sequence of str or None, length nodes
-        Program of each node, for its arguments.
-
-    Returns
-    -------
-    list of dict
-        A complete event ("X") for each node on each stream that it holds, times in µs. Processes are devices,
-        threads are streams. The argument ``critical`` marks nodes on the critical path.
+    ``programs``: program of each node, for its arguments.
+    A complete event ("X") for each node on each stream that it holds, times in µs. Processes are devices,
+    threads are streams. The argument ``critical`` marks nodes on the critical path.
     """
     streams = [(use.device, use.stream) for use in timeline.streams]
     process = {device: i for i, device in enumerate(dict.fromkeys(device for device, _ in streams))}
@@ -369,10 +352,7 @@ _MOST_STREAMS, _MOST_TEXTS, _MOST_CLASSES = 64, 120, 8
 def draw(request: ReplayRequest, plan: ReplayPlan) -> Figure:
     """The timeline by (device, stream); colours are classes, black outlines the critical path.
 
-    Raises
-    ------
-    DataError
-        The plan has no timeline, because the request has ``timeline: false``.
+    Raises DataError: the plan has no timeline, because the request has ``timeline: false``.
     """
     if plan.timeline is None:
         raise DataError("the plan has no timeline to draw", hint='leave "timeline" out of the request')

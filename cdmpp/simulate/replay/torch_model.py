@@ -88,22 +88,13 @@ def data_parallel_request(
 
 @dataclass(frozen=True)
 class TracedLayer:
-    """A layer with its kernels, before anything is priced.
+    """A layer with its kernels, before anything is priced."""
 
-    Attributes
-    ----------
-    name : str
-        Of the module that has the parameters; of the root its class.
-    forward, backward : Counter of OperatorSpec
-        Kernels and how often each runs.
-    gradient_bytes : tuple of float
-        Of each parameter; the last becomes ready first.
-    """
-
-    name: str
+    name: str  # of the module that has the parameters; of the root its class
+    # Kernels and how often each runs.
     forward: Counter[OperatorSpec]
     backward: Counter[OperatorSpec]
-    gradient_bytes: tuple[float, ...]
+    gradient_bytes: tuple[float, ...]  # of each parameter; the last becomes ready first
 
 
 def layers_of(module: nn.Module, trace: EagerTrace) -> list[TracedLayer]:
@@ -112,10 +103,7 @@ def layers_of(module: nn.Module, trace: EagerTrace) -> list[TracedLayer]:
     Backward, a layer has what runs between the layer before it and its own last gradient. Forward, kernels of
     no layer (activations, attention, a loss) belong to the layer before them.
 
-    Raises
-    ------
-    InvalidProgramError
-        No parameter gets a gradient.
+    Raises InvalidProgramError: no parameter gets a gradient.
     """
     sizes = {name: float(p.numel() * p.element_size()) for name, p in module.named_parameters()}
     arrived: dict[str, list[str]] = {}
@@ -166,21 +154,11 @@ class _Stamps:
 
 @dataclass(frozen=True)
 class MeasuredModule:
-    """Measured layers, and the measured iteration.
+    """Measured layers, and the measured iteration."""
 
-    Attributes
-    ----------
-    layers : list of GradientLayer
-        In the order in which their gradients become ready, reversed.
-    iteration_s : float
-        Of forward and backward together.
-    update_s : float
-        Of the optimizer's step.
-    """
-
-    layers: list[GradientLayer]
-    iteration_s: float
-    update_s: float
+    layers: list[GradientLayer]  # in the order in which their gradients become ready, reversed
+    iteration_s: float  # of forward and backward together
+    update_s: float  # of the optimizer's step
 
 
 def measure_layers(
@@ -219,7 +197,7 @@ def measure_layers(
     -----
     Clocks are read where Python is: on a device that works asynchronously the times would be of the calls.
     """
-    found: list[_Stamps] = []
+    timed: list[_Stamps] = []
     with _watching(module) as (stamps, names):
         for index in range(warm + repeats):
             module.zero_grad(set_to_none=True)
@@ -233,11 +211,11 @@ def measure_layers(
             update()
             done = time.perf_counter()
             if index >= warm:
-                found.append(
+                timed.append(
                     replace(stamps, forward=dict(stamps.forward), gradients=dict(stamps.gradients), updated=done)
                 )
-    found.sort(key=lambda one: one.updated - one.start)
-    return _summary(module, names, found[: max(round(fastest * repeats), 1)])
+    timed.sort(key=lambda stamp: stamp.updated - stamp.start)
+    return _summary(module, names, timed[: max(round(fastest * repeats), 1)])
 
 
 @contextmanager
@@ -276,13 +254,13 @@ def _watching(module: nn.Module) -> Iterator[tuple[_Stamps, dict[str, list[str]]
             hook.remove()
 
 
-def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[_Stamps]) -> MeasuredModule:
+def _summary(module: nn.Module, names: Mapping[str, list[str]], stamps: Sequence[_Stamps]) -> MeasuredModule:
     sizes = {n: float(p.numel() * p.element_size()) for n, p in module.named_parameters()}
     # Modules that did not run have no gradient and are not layers.
     names = {
         name: of_part
         for name, of_part in names.items()
-        if all(n in stamp.gradients for stamp in found for n in of_part)
+        if all(n in stamp.gradients for stamp in stamps for n in of_part)
     }
     if not names:
         raise InvalidProgramError("no layer had gradients", hint="the loss depends on no trained parameter")
@@ -291,7 +269,7 @@ def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[
         return statistics.fmean(values)
 
     def order(times: Callable[[_Stamps], Mapping[str, float]], keys: Sequence[str]) -> list[str]:
-        return sorted(keys, key=lambda key: statistics.median(times(stamp)[key] - stamp.start for stamp in found))
+        return sorted(keys, key=lambda key: statistics.median(times(stamp)[key] - stamp.start for stamp in stamps))
 
     called = order(lambda stamp: stamp.forward, list(names))
     arrived = order(lambda stamp: stamp.gradients, [n for of_part in names.values() for n in of_part])
@@ -301,7 +279,7 @@ def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[
     def spans(ends: Callable[[_Stamps], Sequence[float]], begin: Callable[[_Stamps], float]) -> list[float]:
         """Times between one end and the next."""
         rows = []
-        for stamp in found:
+        for stamp in stamps:
             stops = [begin(stamp), *ends(stamp)]
             rows.append([b - a for a, b in pairwise(stops)])
         return [max(mean(column), 0.0) for column in zip(*rows, strict=True)]
@@ -309,7 +287,7 @@ def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[
     forward = spans(lambda stamp: [*(stamp.forward[n] for n in called), stamp.turned], lambda stamp: stamp.start)
     forward[-2:] = [sum(forward[-2:])]
     backward = spans(lambda stamp: [stamp.gradients[last[n]] for n in finished], lambda stamp: stamp.turned)
-    backward[-1] += mean(stamp.end - stamp.gradients[last[finished[-1]]] for stamp in found)
+    backward[-1] += mean(stamp.end - stamp.gradients[last[finished[-1]]] for stamp in stamps)
     forward_s, backward_s = (dict(zip(called, forward, strict=True)), dict(zip(finished, backward, strict=True)))
     layers = [
         GradientLayer(
@@ -321,5 +299,5 @@ def _summary(module: nn.Module, names: Mapping[str, list[str]], found: Sequence[
         for name in reversed(finished)
     ]
     return MeasuredModule(
-        layers, mean(stamp.end - stamp.start for stamp in found), mean(stamp.updated - stamp.end for stamp in found)
+        layers, mean(stamp.end - stamp.start for stamp in stamps), mean(stamp.updated - stamp.end for stamp in stamps)
     )

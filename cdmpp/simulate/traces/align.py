@@ -28,17 +28,10 @@ _MOST_CONTRADICTIONS = 0.05
 
 @dataclass(frozen=True)
 class Window:
-    """The iterations that are replayed.
+    """The iterations that are replayed."""
 
-    Attributes
-    ----------
-    names : tuple of str
-        Marks, in order; empty where the trace has none.
-    start_s, end_s : float
-        From the origin of the trace.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # marks, in order; empty where the trace has none
+    # From the origin of the trace.
     start_s: float
     end_s: float
 
@@ -51,19 +44,10 @@ class Window:
 def windows(traces: Sequence[RankTrace], iteration: int | None = None, mark: str | None = None) -> list[Window]:
     """The window of each rank: the marked iterations that all ranks have, or one of them.
 
-    Parameters
-    ----------
-    traces : sequence of RankTrace
-    iteration : int, optional
-        Number in the mark (3 is ``ProfilerStep#3``), or position where marks have no number. Default: all.
-    mark : str, optional
-        Regular expression of the whole name of a mark; default ``ProfilerStep#N``. A trace without such marks is one
-        iteration.
-
-    Raises
-    ------
-    DataError
-        The expression is invalid or matches nothing, or the ranks have no such iteration in common.
+    ``iteration``: number in the mark (3 is ``ProfilerStep#3``), or position where marks have no number. Default: all.
+    ``mark``: regular expression of the whole name of a mark; default ``ProfilerStep#N``. A trace without such marks is
+    one iteration.
+    Raises DataError: the expression is invalid or matches nothing, or the ranks have no such iteration in common.
     """
     try:
         pattern = re.compile(mark or DEFAULT_MARK)
@@ -88,11 +72,11 @@ def windows(traces: Sequence[RankTrace], iteration: int | None = None, mark: str
         )
     return [
         Window(
-            tuple(found[key][0] for key in common),
-            min(found[key][1] for key in common),
-            max(found[key][2] for key in common),
+            tuple(windows[key][0] for key in common),
+            min(windows[key][1] for key in common),
+            max(windows[key][2] for key in common),
         )
-        for found in marked
+        for windows in marked
     ]
 
 
@@ -127,25 +111,13 @@ def _annotations(trace: RankTrace) -> list[str]:
 
 @dataclass
 class Alignment:
-    """Collectives of several ranks, and their clocks.
+    """Collectives of several ranks, and their clocks."""
 
-    Attributes
-    ----------
-    offsets_s : dict of int to float
-        Rank to seconds that are added to its clock.
-    matches : list of dict of int to TraceEvent
-        Each collective of more than one rank: its event on each rank.
-    residual_s : float
-        Median distance between the ends of a collective on two ranks, after the offsets.
-    unmatched : int
-        Collectives that have no counterpart.
-    remarks : list of str
-    """
-
-    offsets_s: dict[int, float]
+    offsets_s: dict[int, float]  # rank to seconds that are added to its clock
+    # Each collective of more than one rank: its event on each rank.
     matches: list[dict[int, TraceEvent]] = field(default_factory=list)
-    residual_s: float = 0.0
-    unmatched: int = 0
+    residual_s: float = 0.0  # median distance between the ends of a collective on two ranks, after the offsets
+    unmatched: int = 0  # collectives that have no counterpart
     remarks: list[str] = field(default_factory=list)
 
 
@@ -166,11 +138,6 @@ def align(traces: Sequence[RankTrace]) -> Alignment:
     collective ends at nearly the same time on all ranks, because none can end before the last one has begun. The
     offset of a clock is the median difference of the ends. Ranks of one machine share a clock, unless a collective
     would end on one rank before it begins on another.
-
-    Parameters
-    ----------
-    traces : sequence of RankTrace
-        With ranks.
     """
     ranks = [trace.rank or 0 for trace in traces]
     origins = {rank: trace.origin_s - traces[0].origin_s for rank, trace in zip(ranks, traces, strict=True)}
@@ -203,27 +170,27 @@ def align(traces: Sequence[RankTrace]) -> Alignment:
 
 
 def _of_rank(trace: RankTrace) -> dict[tuple[object, ...], list[TraceEvent]]:
-    found: dict[tuple[object, ...], list[TraceEvent]] = {}
+    calls: dict[tuple[object, ...], list[TraceEvent]] = {}
     for event in sorted(trace.events, key=lambda event: event.start_s):
         call = collective_of(event)
         if call is not None:
-            found.setdefault(call.signature, []).append(event)
-    return found
+            calls.setdefault(call.signature, []).append(event)
+    return calls
 
 
-def _match(alignment: Alignment, signature: tuple[object, ...], found: Mapping[int, list[TraceEvent]]) -> None:
+def _match(alignment: Alignment, signature: tuple[object, ...], by_rank: Mapping[int, list[TraceEvent]]) -> None:
     """Match the collectives of one signature."""
-    if len(found) < 2:
-        alignment.unmatched += sum(map(len, found.values()))
-        rank, events = next(iter(found.items()))
+    if len(by_rank) < 2:
+        alignment.unmatched += sum(map(len, by_rank.values()))
+        rank, events = next(iter(by_rank.items()))
         alignment.remarks.append(f"rank {rank} alone has {_named(signature)} ({len(events)} x): replayed as measured")
         return
-    reference, first = min(found.items(), key=lambda item: len(item[1]))
-    shifts = {rank: _shift(first, events) for rank, events in found.items()}
+    reference, first = min(by_rank.items(), key=lambda item: len(item[1]))
+    shifts = {rank: _shift(first, events) for rank, events in by_rank.items()}
     for k, event in enumerate(first):
-        match = {rank: events[k + shifts[rank]] for rank, events in found.items()}
+        match = {rank: events[k + shifts[rank]] for rank, events in by_rank.items()}
         alignment.matches.append({**match, reference: event})
-    counts = {rank: len(events) for rank, events in found.items()}
+    counts = {rank: len(events) for rank, events in by_rank.items()}
     if len(set(counts.values())) > 1:
         lost = sum(counts.values()) - len(first) * len(counts)
         alignment.unmatched += lost

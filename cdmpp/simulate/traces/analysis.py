@@ -20,21 +20,11 @@ _TEMPLATE = re.compile(r"<.*")
 
 @dataclass(frozen=True)
 class PathPart:
-    """Part of the critical path.
+    """Part of the critical path."""
 
-    Attributes
-    ----------
-    label : str
-        Operator, or a class in brackets.
-    nodes : int
-    seconds : float
-        Of one iteration.
-    share : float
-    """
-
-    label: str
+    label: str  # operator, or a class in brackets
     nodes: int
-    seconds: float
+    seconds: float  # of one iteration
     share: float
 
 
@@ -132,13 +122,15 @@ def idle(graph: TraceGraph, timeline: Timeline) -> list[RankIdle]:
             lanes[node.rank].setdefault((node.device, node.stream), []).append(i)
     exposed = timeline.exposed_comm_by_device_s
     rows = []
-    for rank, found in lanes.items():
-        if not found:
+    for rank, rank_lanes in lanes.items():
+        if not rank_lanes:
             continue
-        main = max(found, key=lambda lane: sum(graph.nodes[i].duration_s for i in found[lane] if _works(graph, i)))
-        walk = _Walk(graph, timeline)
-        walk.lane(found[main])
-        devices = {device for device, _ in found}
+        main = max(
+            rank_lanes, key=lambda lane: sum(graph.nodes[i].duration_s for i in rank_lanes[lane] if _works(graph, i))
+        )
+        walk = _IdleWalk(graph, timeline)
+        walk.lane(rank_lanes[main])
+        devices = {device for device, _ in rank_lanes}
         on_gpu = {device for device in devices if " gpu" in device} or devices
         count = graph.count
         rows.append(
@@ -161,7 +153,7 @@ def _works(graph: TraceGraph, i: int) -> bool:
     return graph.nodes[i].role in WORKING
 
 
-class _Walk:
+class _IdleWalk:
     """Sums of one lane over time."""
 
     def __init__(self, graph: TraceGraph, timeline: Timeline) -> None:

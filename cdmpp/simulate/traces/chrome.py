@@ -51,13 +51,7 @@ def _finite_or_json(match: re.Match[str]) -> str:
 
 
 def opened(path: Path) -> IO[bytes]:
-    """The bytes of a file, decompressed where it is gzip.
-
-    Raises
-    ------
-    DataError
-        The file cannot be read.
-    """
+    """The bytes of a file, decompressed where it is gzip. Raises DataError: the file cannot be read."""
     try:
         with open_file(path) as file:
             head = file.read(2)
@@ -69,16 +63,8 @@ def opened(path: Path) -> IO[bytes]:
 def read_chrome(path: Path, header: Callable[[str, Any], None]) -> Iterator[dict[str, Any]]:
     """Yield the events of a Chrome trace: an object with ``traceEvents``, or a bare list.
 
-    Parameters
-    ----------
-    path : Path
-    header : callable
-        Called with the name and value of each field beside the events, where it stands in the file.
-
-    Raises
-    ------
-    DataError
-        The file ends before its JSON does, is not JSON, or has no list of events.
+    ``header``: called with the name and value of each field beside the events, where it stands in the file.
+    Raises DataError: the file ends before its JSON does, is not JSON, or has no list of events.
     """
     with opened(path) as file:
         text = _Text(path, TextIOWrapper(file, encoding="utf-8", errors="replace"))
@@ -159,13 +145,7 @@ class _Text:
                 raise self._truncated(wanted)
 
     def skip(self, character: str) -> None:
-        """Pass a character.
-
-        Raises
-        ------
-        DataError
-            Another one stands there.
-        """
+        """Pass a character. Raises DataError: another one stands there."""
         if (there := self.peek(f"a {character!r}")) != character:
             raise DataError(
                 f"{self.path}: not JSON: {there!r} at character {self._done + self._at:,}, expected {character!r}",
@@ -253,26 +233,15 @@ _SHAPES = "Input Dims", "Input dims"
 def read_torch(path: str | Path) -> RankTrace:
     """Read a Chrome trace of ``torch.profiler``; gzip is recognised by its content.
 
-    Parameters
-    ----------
-    path : str or Path
-
-    Returns
-    -------
-    RankTrace
-
-    Raises
-    ------
-    DataError
-        The file is cut, not JSON, or has no events of torch.
+    Raises DataError: the file is cut, not JSON, or has no events of torch.
     """
-    reader = _Reader(Path(path))
+    reader = _EventReader(Path(path))
     for event in read_chrome(reader.path, reader.header):
         reader.add(event)
     return reader.finish()
 
 
-class _Reader:
+class _EventReader:
     """Events of one file."""
 
     def __init__(self, path: Path) -> None:
@@ -353,13 +322,7 @@ class _Reader:
         self.trace.events.append(made)
 
     def finish(self) -> RankTrace:
-        """The records.
-
-        Raises
-        ------
-        DataError
-            No event is one of torch.
-        """
+        """The records. Raises DataError: no event is one of torch."""
         trace = self.trace
         if not trace.events:
             seen = ", ".join(repr(name) for name, _ in self._categories.most_common(5))

@@ -35,33 +35,17 @@ _WAITS = re.compile(r"wait_tensor|::wait\b|barrier", re.IGNORECASE)
 
 @dataclass(slots=True)
 class Segment:
-    """A piece of a thread's time.
+    """A piece of a thread's time."""
 
-    Attributes
-    ----------
-    start_s, end_s : float
-        From the origin of the trace.
-    role : SegmentRole
-    names : tuple of str
-        Names of the events that enclose it and of its own, outermost first.
-    ranges : int
-        How many of the names, from the first on, are annotations.
-    event : TraceEvent or None
-        Its own event; of an operator the one that computes.
-    operation : TraceEvent or None
-        The innermost operator with a known computation around a launch.
-    waits : bool
-        Its operator's purpose is to wait.
-    """
-
+    # From the origin of the trace.
     start_s: float
     end_s: float
     role: SegmentRole
-    names: tuple[str, ...]
-    ranges: int
-    event: TraceEvent | None = None
-    operation: TraceEvent | None = None
-    waits: bool = False
+    names: tuple[str, ...]  # names of the events that enclose it and of its own, outermost first
+    ranges: int  # how many of the names, from the first on, are annotations
+    event: TraceEvent | None = None  # its own event; of an operator the one that computes
+    operation: TraceEvent | None = None  # the innermost operator with a known computation around a launch
+    waits: bool = False  # its operator's purpose is to wait
 
 
 @dataclass(slots=True)
@@ -84,12 +68,8 @@ def segments(events: Iterable[TraceEvent], on_device: bool) -> list[Segment]:
     An operator is one segment where nothing inside it matters alone: at most one operator that computes, and no launch,
     synchronisation or collective. Others are divided at their children.
 
-    Parameters
-    ----------
-    events : iterable of TraceEvent
-        Of one thread, in any order.
-    on_device : bool
-        The process works on a device: operators of the host only prepare its work.
+    ``events``: of one thread, in any order.
+    ``on_device``: the process works on a device: operators of the host only prepare its work.
     """
     roots: list[_Tree] = []
     stack: list[_Tree] = []
@@ -104,10 +84,10 @@ def segments(events: Iterable[TraceEvent], on_device: bool) -> list[Segment]:
         stack.append(tree)
     while stack:
         _close(stack)
-    found: list[Segment] = []
+    listed: list[Segment] = []
     for root in roots:
-        _emit(root, (), 0, None, on_device, found)
-    return found
+        _emit(root, (), 0, None, on_device, listed)
+    return listed
 
 
 def _close(stack: list[_Tree]) -> None:
@@ -169,25 +149,14 @@ _AFTER_WAIT = "copy_bucket_to_grad"
 
 @dataclass
 class HostLane:
-    """A thread in the graph.
-
-    Attributes
-    ----------
-    lane : TraceLane
-    segments : list of Segment
-        Inside of the window, in time order; times from the beginning of the graph.
-    positions : list of int
-        Node of each segment.
-    before : list of int or None
-        Node before each segment in the chain: what a launch in the segment follows.
-    gaps : list of (int, bool)
-        Nodes of idle time, or of calls that wait, and whether they certainly wait.
-    """
+    """A thread in the graph."""
 
     lane: TraceLane
-    segments: list[Segment]
-    positions: list[int] = field(default_factory=list)
+    segments: list[Segment]  # inside of the window, in time order; times from the beginning of the graph
+    positions: list[int] = field(default_factory=list)  # node of each segment
+    # Node before each segment in the chain: what a launch in the segment follows.
     before: list[int | None] = field(default_factory=list)
+    # Nodes of idle time, or of calls that wait, and whether they certainly wait.
     gaps: list[tuple[int, bool]] = field(default_factory=list)
 
 
@@ -207,19 +176,15 @@ class HostThreads:
     marked: bool = True
     lanes: list[HostLane] = field(default_factory=list)
 
-    def build(self, found: dict[TraceLane, list[Segment]], main: TraceLane | None) -> None:
+    def build(self, lanes: dict[TraceLane, list[Segment]], main: TraceLane | None) -> None:
         """Add the nodes of all threads; that of the iterations first.
 
-        Parameters
-        ----------
-        found : dict of Lane to list of Segment
-            Without those of collectives, which :class:`cdmpp.simulate.traces.rank.TracedRank` adds.
-        main : TraceLane or None
-            The thread that has the iterations' marks.
+        ``lanes``: without those of collectives, which :class:`cdmpp.simulate.traces.rank.TracedRank` adds.
+        ``main``: the thread that has the iterations' marks.
         """
-        order = sorted(found, key=lambda lane: (lane != main, lane.owner, lane.name))
+        order = sorted(lanes, key=lambda lane: (lane != main, lane.owner, lane.name))
         for lane in order:
-            host = HostLane(lane, found[lane])
+            host = HostLane(lane, lanes[lane])
             self.lanes.append(host)
             self._chain(host, lane == main)
 
@@ -288,10 +253,7 @@ class HostThreads:
         Idle time is a wait if it is long, and a collective or another thread was active in most of it and ended before
         the thread went on. What is left after that end is the thread's own time.
 
-        Parameters
-        ----------
-        work : sequence of int
-            Nodes of collectives that ran on threads of their library.
+        ``work``: nodes of collectives that ran on threads of their library.
         """
         nodes = self.graph.nodes
         for number, host in enumerate(self.lanes):

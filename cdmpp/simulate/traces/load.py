@@ -44,18 +44,7 @@ def is_sqlite(path: Path) -> bool:
 def read_nsys(path: str | Path) -> RankTrace:
     """Read an SQLite export of Nsight Systems.
 
-    Parameters
-    ----------
-    path : str or Path
-
-    Returns
-    -------
-    RankTrace
-
-    Raises
-    ------
-    DataError
-        The database is damaged, lacks the tables of kernels and of runtime calls, or has other columns.
+    Raises DataError: the database is damaged, lacks the tables of kernels and of runtime calls, or has other columns.
     """
     path = Path(path)
     try:
@@ -163,13 +152,7 @@ class _Reader:
         return {row["name"] for row in self._database.execute(f"PRAGMA table_info({table})")}
 
     def _rows(self, table: str, *columns: str) -> Iterator[sqlite3.Row]:
-        """Rows of a table that may be missing.
-
-        Raises
-        ------
-        DataError
-            The table lacks a column.
-        """
+        """Rows of a table that may be missing. Raises DataError: the table lacks a column."""
         if table not in self._tables:
             return iter(())
         there = self._columns(table)
@@ -214,10 +197,7 @@ def is_trace(path: str | Path) -> bool:
 def read_trace(path: str | Path) -> RankTrace:
     """Read a trace of ``torch.profiler`` (Chrome JSON, gzip or not) or of Nsight Systems (SQLite).
 
-    Raises
-    ------
-    DataError
-        The file is missing, cut, damaged or no trace; the message says which.
+    Raises DataError: the file is missing, cut, damaged or no trace; the message says which.
     """
     path = Path(path)
     if path.suffix.lower() in (".nsys-rep", ".qdrep"):
@@ -240,10 +220,7 @@ def read_ranks(paths: Sequence[str | Path]) -> list[RankTrace]:
 
     Files without a rank get the lowest free numbers in the order given.
 
-    Raises
-    ------
-    DataError
-        As :func:`read_trace`; no file, a file given twice, or two files of one rank.
+    Raises DataError: as :func:`read_trace`; no file, a file given twice, or two files of one rank.
     """
     if not paths:
         raise DataError("no trace", hint="give the path of a trace, or of one for each rank")

@@ -26,42 +26,22 @@ WORKING: tuple[Role, ...] = ("op", "kernel", "copy")
 
 @dataclass(slots=True)
 class WorkNode:
-    """A node of the graph and what it stands for.
+    """A node of the graph and what it stands for."""
 
-    Attributes
-    ----------
-    device, stream : str
-        Lane in the graph.
-    duration_s : float
-    deps : list of int
-        Positions of nodes that end before.
-    role : Role
-    rank : int
-    start_s : float
-        Measured, from the beginning of the graph.
-    label : str
-        Operator, call or class, for tables.
-    names : tuple of str
-        The event with the events around it, outermost first; of a kernel, those of its launch and its own.
-    operation : TraceEvent or None
-        Operator that it runs, with its recorded inputs.
-    call : CollectiveCall or None
-    cause : Cause
-        Of a delay.
-    """
-
+    # Lane in the graph.
     device: str
     stream: str
     duration_s: float
-    deps: list[int]
+    deps: list[int]  # positions of nodes that end before
     role: Role
     rank: int
-    start_s: float
-    label: str
+    start_s: float  # measured, from the beginning of the graph
+    label: str  # operator, call or class, for tables
+    # The event with the events around it, outermost first; of a kernel, those of its launch and its own.
     names: tuple[str, ...] = ()
-    operation: TraceEvent | None = None
+    operation: TraceEvent | None = None  # operator that it runs, with its recorded inputs
     call: CollectiveCall | None = None
-    cause: Cause = ""
+    cause: Cause = ""  # of a delay
 
     @property
     def end_s(self) -> float:
@@ -71,44 +51,20 @@ class WorkNode:
 
 @dataclass
 class TraceGraph:
-    """The graph of one or more iterations on all ranks.
+    """The graph of one or more iterations on all ranks."""
 
-    Attributes
-    ----------
-    nodes : list of WorkNode
-        Of each lane in the order in which it ran them.
-    parallel : set of str
-        Devices without order: delays and collectives' meeting points.
-    measured_s : float
-        The longest of the ranks, by :meth:`longest_s`.
-    begins_s : dict of int to float
-        When each rank begins its first iteration, after the first rank to do so.
-    iterations : tuple of str
-        Marks; empty where the trace has none.
-    ranks : tuple of int
-    on_device : bool
-        Kernels ran on a device.
-    has_shapes : bool
-    device_names : tuple of str
-        Marketing names of the devices.
-    alignment_residual_s : float
-        Median distance between the ends of a collective on two ranks.
-    full_queue : int
-        Launches that waited because the device's queue was full.
-    remarks : list of str
-    """
-
-    nodes: list[WorkNode] = field(default_factory=list)
-    parallel: set[str] = field(default_factory=set)
-    measured_s: float = 0.0
+    nodes: list[WorkNode] = field(default_factory=list)  # of each lane in the order in which it ran them
+    parallel: set[str] = field(default_factory=set)  # devices without order: delays and collectives' meeting points
+    measured_s: float = 0.0  # the longest of the ranks, by :meth:`longest_s`
+    # When each rank begins its first iteration, after the first rank to do so.
     begins_s: dict[int, float] = field(default_factory=dict)
-    iterations: tuple[str, ...] = ()
+    iterations: tuple[str, ...] = ()  # marks; empty where the trace has none
     ranks: tuple[int, ...] = ()
-    on_device: bool = False
+    on_device: bool = False  # kernels ran on a device
     has_shapes: bool = False
-    device_names: tuple[str, ...] = ()
-    alignment_residual_s: float = 0.0
-    full_queue: int = 0
+    device_names: tuple[str, ...] = ()  # marketing names of the devices
+    alignment_residual_s: float = 0.0  # median distance between the ends of a collective on two ranks
+    full_queue: int = 0  # launches that waited because the device's queue was full
     remarks: list[str] = field(default_factory=list)
 
     @property
@@ -135,10 +91,7 @@ class TraceGraph:
         that of the threads, from the rank's own beginning to its last mark's end, and that of the longest chain of
         device work that was launched in the iterations. Without marks, it lasts until the last end.
 
-        Parameters
-        ----------
-        end_s, duration_s : Floats, length nodes
-            End and duration of each node.
+        ``end_s``, ``duration_s``: end and duration of each node.
         """
         hosts_s = [float(end_s[own].max()) - self.begins_s.get(rank, 0.0) for rank, own in self._by_rank.items()]
         chain_s = np.zeros(len(self.nodes))
@@ -152,7 +105,7 @@ class TraceGraph:
         if not self.iterations:
             return []
         lanes: dict[tuple[str, str], int] = {}
-        found: list[tuple[int, list[int]]] = []
+        work: list[tuple[int, list[int]]] = []
         kept: set[int] = set()
         for i in sorted(range(len(self.nodes)), key=lambda i: (self.nodes[i].start_s, self.nodes[i].end_s)):
             node = self.nodes[i]
@@ -162,19 +115,19 @@ class TraceGraph:
                 continue
             lane = (node.device, node.stream)
             before = [*node.deps, *([lanes[lane]] if lane in lanes and node.role != "join" else [])]
-            found.append((i, [k for k in before if k in kept]))
+            work.append((i, [k for k in before if k in kept]))
             lanes[lane] = i
             kept.add(i)
-        return found
+        return work
 
     @cached_property
     def _by_rank(self) -> dict[int, Ints]:
         """Positions of each rank's nodes on its lanes, with marks on its threads; only once the graph is complete."""
-        found: dict[int, list[int]] = {}
+        by_rank: dict[int, list[int]] = {}
         for i, node in enumerate(self.nodes):
             if node.role not in ("join", "delay") and not (self.iterations and _on_device(node)):
-                found.setdefault(node.rank, []).append(i)
-        return {rank: np.array(positions, dtype=np.int64) for rank, positions in found.items()}
+                by_rank.setdefault(node.rank, []).append(i)
+        return {rank: np.array(positions, dtype=np.int64) for rank, positions in by_rank.items()}
 
     def durations(self) -> Floats:
         """Seconds of each node."""

@@ -33,77 +33,43 @@ _EVENT_LATENCY_S = 10e-6
 
 @dataclass(slots=True)
 class Activity:
-    """Work on a stream.
-
-    Attributes
-    ----------
-    event : TraceEvent
-    start_s, end_s : float
-        Measured, from the beginning of the graph.
-    device, stream : str
-        Lane in the graph.
-    role : Role
-    label : str
-    names : tuple of str
-    launch_s : float or None
-        Start of the call that launched it, if that is in the graph.
-    after : int or None
-        Node before that call.
-    thread : object
-        Thread of that call.
-    operation : TraceEvent or None
-    call : CollectiveCall or None
-    joint : bool
-        The other ranks' parts of the collective are in the graph too.
-    waits : list of TraceEvent
-        Work of other streams that an event of the device makes it wait for.
-    """
+    """Work on a stream."""
 
     event: TraceEvent
+    # Measured, from the beginning of the graph.
     start_s: float
     end_s: float
+    # Lane in the graph.
     device: str
     stream: str
     role: Role
     label: str
     names: tuple[str, ...] = ()
-    launch_s: float | None = None
-    after: int | None = None
-    thread: object = None
+    launch_s: float | None = None  # start of the call that launched it, if that is in the graph
+    after: int | None = None  # node before that call
+    thread: object = None  # thread of that call
     operation: TraceEvent | None = None
     call: CollectiveCall | None = None
-    joint: bool = False
+    joint: bool = False  # the other ranks' parts of the collective are in the graph too
+    # Work of other streams that an event of the device makes it wait for.
     waits: list[TraceEvent] = field(default_factory=list)
 
 
 @dataclass
 class Streams:
-    """The streams of one rank.
-
-    Attributes
-    ----------
-    positions : dict of int to int
-        ``id`` of an event to its node.
-    arrivals : dict of int to int
-        ``id`` of a joint collective's event to the node at which the rank is ready for it.
-    inferred : int
-        Waits between streams that follow from times, not from events.
-    """
+    """The streams of one rank."""
 
     graph: TraceGraph
     rank: int
-    positions: dict[int, int] = field(default_factory=dict)
+    positions: dict[int, int] = field(default_factory=dict)  # ``id`` of an event to its node
+    # ``id`` of a joint collective's event to the node at which the rank is ready for it.
     arrivals: dict[int, int] = field(default_factory=dict)
-    inferred: int = 0
+    inferred: int = 0  # waits between streams that follow from times, not from events
 
     def build(self, activities: Sequence[Activity], infer: bool) -> None:
         """Add nodes of all activities.
 
-        Parameters
-        ----------
-        activities : sequence of Activity
-        infer : bool
-            Whether work may wait for work of other streams: true of devices, not of a library's threads.
+        ``infer``: whether work may wait for work of other streams: true of devices, not of a library's threads.
         """
         lanes: dict[tuple[str, str], list[Activity]] = {}
         for activity in sorted(activities, key=lambda activity: (activity.start_s, activity.end_s)):
@@ -232,24 +198,12 @@ _BLOCKED = 1.5
 
 @dataclass
 class TracedRank:
-    """One rank: what of its trace is in the window, and its nodes.
+    """One rank: what of its trace is in the window, and its nodes."""
 
-    Attributes
-    ----------
-    graph : TraceGraph
-        Takes the nodes.
-    trace : RankTrace
-    window : Window
-    shift_s : float
-        Seconds that are added to times of the trace for times of the graph.
-    host : HostThreads
-    streams : Streams
-    """
-
-    graph: TraceGraph
+    graph: TraceGraph  # takes the nodes
     trace: RankTrace
     window: Window
-    shift_s: float
+    shift_s: float  # seconds that are added to times of the trace for times of the graph
     host: HostThreads = field(init=False)
     streams: Streams = field(init=False)
     _segments: dict[TraceLane, list[Segment]] = field(default_factory=dict)

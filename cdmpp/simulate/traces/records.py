@@ -18,64 +18,33 @@ EventKind = Literal["op", "annotation", "runtime", "kernel", "copy", "sync"]
 
 @dataclass(frozen=True, slots=True)
 class TraceLane:
-    """A thread of the host, or a stream of a device.
-
-    Attributes
-    ----------
-    where : {"host", "device"}
-    owner : str
-        Process id, or number of the device.
-    name : str
-        Thread id, or number of the stream.
-    """
+    """A thread of the host, or a stream of a device."""
 
     where: Literal["host", "device"]
-    owner: str
-    name: str
+    owner: str  # process id, or number of the device
+    name: str  # thread id, or number of the stream
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Recorded inputs of an operator (``record_shapes=True``). Tuples have one entry for each input.
+    """Recorded inputs of an operator (``record_shapes=True``). Tuples have one entry for each input."""
 
-    Attributes
-    ----------
-    dims : tuple
-        Shape of each tensor; a tuple of shapes for a list of tensors; empty for other inputs.
-    types : tuple of str
-        Element types as the profiler writes them ("float", "c10::BFloat16", "Scalar", "TensorList").
-    concrete : tuple of str
-        Values of numbers and lists as text; empty for tensors, and in traces that lack them.
-    """
-
-    dims: tuple[object, ...]
+    dims: tuple[object, ...]  # shape of each tensor; a tuple of shapes for a list of tensors; empty for other inputs
+    # Element types as the profiler writes them ("float", "c10::BFloat16", "Scalar", "TensorList").
     types: tuple[str, ...]
+    # Values of numbers and lists as text; empty for tensors, and in traces that lack them.
     concrete: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """A collective operation of one rank.
+    """A collective operation of one rank."""
 
-    Attributes
-    ----------
-    kind : str
-        "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast", "barrier", ...
-    bytes : float or None
-        The larger buffer of one rank; None where the trace does not have the size.
-    ranks : int or None
-        Size of the process group.
-    group : str
-        Name of the process group; empty where the trace does not have it.
-    dtype : str
-        Element type, such as "float32"; empty where it is not known.
-    """
-
-    kind: str
-    bytes: float | None = None
-    ranks: int | None = None
-    group: str = ""
-    dtype: str = ""
+    kind: str  # "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast", "barrier", ..
+    bytes: float | None = None  # the larger buffer of one rank; None where the trace does not have the size
+    ranks: int | None = None  # size of the process group
+    group: str = ""  # name of the process group; empty where the trace does not have it
+    dtype: str = ""  # element type, such as "float32"; empty where it is not known
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -85,51 +54,27 @@ class CollectiveCall:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """A synchronisation that the device's profiler reports.
+    """A synchronisation that the device's profiler reports."""
 
-    Attributes
-    ----------
-    kind : {"stream", "device", "event", "stream_wait"}
-        "stream_wait": a stream waits for an event; the others block the host.
-    stream : str
-        Stream that is waited for, or that waits ("stream_wait"); empty for a device.
-    wait_on_stream : str
-        Stream that recorded the event; empty where it is not known.
-    record : int
-        Correlation id of the call that recorded the event; -1 where it is not known.
-    """
-
+    # "stream_wait": a stream waits for an event; the others block the host.
     kind: Literal["stream", "device", "event", "stream_wait"]
-    stream: str = ""
-    wait_on_stream: str = ""
-    record: int = -1
+    stream: str = ""  # stream that is waited for, or that waits ("stream_wait"); empty for a device
+    wait_on_stream: str = ""  # stream that recorded the event; empty where it is not known
+    record: int = -1  # correlation id of the call that recorded the event; -1 where it is not known
 
 
 @dataclass(slots=True)
 class TraceEvent:
-    """One event.
-
-    Attributes
-    ----------
-    kind : EventKind
-    name : str
-    lane : TraceLane
-    start_s, duration_s : float
-        Seconds; ``start_s`` from :attr:`RankTrace.origin_s`.
-    correlation : int
-        Connects a runtime call with the work that it launched; -1: none.
-    external : int
-        Id of the operator that launched the work; -1: none.
-    detail : Arguments, CollectiveCall, Sync or None
-    """
+    """One event."""
 
     kind: EventKind
     name: str
     lane: TraceLane
+    # Seconds; ``start_s`` from :attr:`RankTrace.origin_s`.
     start_s: float
     duration_s: float
-    correlation: int = -1
-    external: int = -1
+    correlation: int = -1  # connects a runtime call with the work that it launched; -1: none
+    external: int = -1  # id of the operator that launched the work; -1: none
     detail: Arguments | CollectiveCall | Sync | None = None
 
     @property
@@ -140,39 +85,19 @@ class TraceEvent:
 
 @dataclass
 class RankTrace:
-    """Events of one process.
+    """Events of one process."""
 
-    Attributes
-    ----------
-    path : str
-        File that they come from.
-    source : {"torch", "nsys"}
-    events : list of TraceEvent
-        Not sorted.
-    rank, world_size : int or None
-        From the trace.
-    origin_s : float
-        Time of ``start_s`` 0 on the clock of the trace, in seconds.
-    host : str
-        Name of the machine.
-    devices : dict of str to str
-        Number of a device to its marketing name.
-    threads : dict of Lane to str
-        Names of threads.
-    remarks : list of str
-        What the reader had to assume.
-    """
-
-    path: str
+    path: str  # file that they come from
     source: Literal["torch", "nsys"]
-    events: list[TraceEvent] = field(default_factory=list)
+    events: list[TraceEvent] = field(default_factory=list)  # not sorted
+    # From the trace.
     rank: int | None = None
     world_size: int | None = None
-    origin_s: float = 0.0
-    host: str = ""
-    devices: dict[str, str] = field(default_factory=dict)
-    threads: dict[TraceLane, str] = field(default_factory=dict)
-    remarks: list[str] = field(default_factory=list)
+    origin_s: float = 0.0  # time of ``start_s`` 0 on the clock of the trace, in seconds
+    host: str = ""  # name of the machine
+    devices: dict[str, str] = field(default_factory=dict)  # number of a device to its marketing name
+    threads: dict[TraceLane, str] = field(default_factory=dict)  # names of threads
+    remarks: list[str] = field(default_factory=list)  # what the reader had to assume
 
     @property
     def has_shapes(self) -> bool:
@@ -277,12 +202,7 @@ def recorded_call(name: str, values: Mapping[str, Any]) -> CollectiveCall | None
 def shaped_call(name: str, arguments: Arguments | None, ranks: int | None) -> CollectiveCall:
     """The call of an event whose inputs are recorded, such as ``gloo:all_reduce``.
 
-    Parameters
-    ----------
-    name : str
-    arguments : Arguments or None
-    ranks : int or None
-        Size of the job: an all-gather's output is that many times its input.
+    ``ranks``: size of the job: an all-gather's output is that many times its input.
     """
     kind = kind_of(name)
     if arguments is None:

@@ -36,24 +36,10 @@ _MOST_RESIDUAL = 0.05
 def build_graph(traces: Sequence[RankTrace], *, iteration: int | None = None, mark: str | None = None) -> TraceGraph:
     """The graph of the marked iterations of one or more ranks.
 
-    Parameters
-    ----------
-    traces : sequence of RankTrace
-        From :func:`cdmpp.simulate.traces.load.read_ranks`.
-    iteration : int, optional
-        Number of one iteration; default: all that are marked.
-    mark : str, optional
-        Regular expression of the marks; see :func:`cdmpp.simulate.traces.align.windows`.
-
-    Returns
-    -------
-    TraceGraph
-        Its replay takes the measured time by construction: idle time that no cause explains is a node of its own.
-
-    Raises
-    ------
-    DataError
-        The iteration is not in all files, or contains no work.
+    Its replay takes the measured time by construction: idle time that no cause explains is a node of its own.
+    ``iteration``: number of one iteration; default: all that are marked. ``mark``: regular expression of the marks; see
+    :func:`cdmpp.simulate.traces.align.windows`.
+    Raises DataError: the iteration is not in all files, or contains no work.
     """
     chosen = windows(traces, iteration, mark)
     alignment = align(traces)

@@ -70,21 +70,7 @@ def _computes(name: str) -> bool:
 
 @lru_cache(maxsize=65536)
 def operators_of(name: str, arguments: Arguments) -> tuple[tuple[OperatorSpec, ...], str]:
-    """Operators that a recorded call runs.
-
-    Parameters
-    ----------
-    name : str
-        Such as ``"aten::addmm"``.
-    arguments : Arguments
-
-    Returns
-    -------
-    operators : tuple of OperatorSpec
-        Empty where nothing is known.
-    reason : str
-        Why it is empty; else empty.
-    """
+    """Operators that a recorded call such as ``"aten::addmm"`` runs, and the reason where none is known."""
     plain = name.removeprefix("aten::")
     try:
         values = [_value(arguments, i) for i in range(len(arguments.dims))]

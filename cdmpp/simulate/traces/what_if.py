@@ -48,29 +48,15 @@ _COLLECTIVE_DTYPES = ("float16", "bfloat16", "float32", "int8")
 
 @dataclass(frozen=True)
 class Changes:
-    """What-ifs; each is replayed alone, and several also together.
+    """What-ifs; each is replayed alone, and several also together."""
 
-    Attributes
-    ----------
-    device : DeviceSpec or str, optional
-        Device to run the kernels on.
-    from_device : DeviceSpec or str, optional
-        Device of the trace; default: as the trace names it.
-    ranks : int, optional
-        Number of ranks of each collective.
-    link : str, optional
-        Link of the collectives: a name ("nvlink4") or a bandwidth of one direction ("64GB/s").
-    speed_up : sequence of (str, float)
-        Regular expression of kernels or operators, and how many times faster their device work is.
-    remove : sequence of str
-        Regular expressions of operators and kernels that take no time, on the host and on the device.
-    """
-
-    device: DeviceSpec | str | None = None
-    from_device: DeviceSpec | str | None = None
-    ranks: int | None = None
-    link: str | None = None
+    device: DeviceSpec | str | None = None  # device to run the kernels on
+    from_device: DeviceSpec | str | None = None  # device of the trace; default: as the trace names it
+    ranks: int | None = None  # number of ranks of each collective
+    link: str | None = None  # link of the collectives: a name ("nvlink4") or a bandwidth of one direction ("64GB/s")
+    # Regular expression of kernels or operators, and how many times faster their device work is.
     speed_up: Sequence[tuple[str, float]] = ()
+    # Regular expressions of operators and kernels that take no time, on the host and on the device.
     remove: Sequence[str] = ()
 
     @property
@@ -120,12 +106,8 @@ def answer_changes(
 ) -> list[WhatIfAnswer]:
     """Replay each change alone, and all together where there are several.
 
-    Raises
-    ------
-    FieldError
-        An expression is invalid or matches nothing, or the trace does not say what it ran on.
-    UnknownDeviceError
-        A device is not known.
+    Raises FieldError: an expression is invalid or matches nothing, or the trace does not say what it ran on.
+    Raises UnknownDeviceError: a device is not known.
     """
     if changes.from_device is not None and not changes.predicts:
         raise FieldError(
@@ -145,10 +127,7 @@ def answer_changes(
 def device_of_trace(graph: TraceGraph, given: DeviceSpec | str | None) -> DeviceSpec:
     """The device that the trace was recorded on.
 
-    Raises
-    ------
-    FieldError
-        The trace does not name a known device, or names several.
+    Raises FieldError: the trace does not name a known device, or names several.
     """
     if given is not None:
         return resolve_device(given, lookup_board)
@@ -283,26 +262,14 @@ def _answer(
 
 @dataclass
 class Ratios:
-    """New over measured time of nodes, and how each was found.
+    """New over measured time of nodes, and how each was found."""
 
-    Attributes
-    ----------
-    ratio : dict of int to float
-        By position of the node; nodes that are not there keep their time.
-    method : dict of int to Method
-    reasons : Counter of str
-        Why nodes were not predicted, by number of nodes.
-    predictions : list of Prediction
-        Predictions behind the ratios.
-    tf32 : int
-        Kernels of float32 products that ran as TF32.
-    """
-
+    # By position of the node; nodes that are not there keep their time.
     ratio: dict[int, float] = field(default_factory=dict)
     method: dict[int, Method] = field(default_factory=dict)
-    reasons: Counter[str] = field(default_factory=Counter)
-    predictions: list[Prediction] = field(default_factory=list)
-    tf32: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)  # why nodes were not predicted, by number of nodes
+    predictions: list[Prediction] = field(default_factory=list)  # predictions behind the ratios
+    tf32: int = 0  # kernels of float32 products that ran as TF32
 
     def set(self, position: int, ratio: float, method: Method, reason: str = "") -> None:
         """Take a ratio."""
@@ -316,20 +283,9 @@ def device_ratios(
 ) -> Ratios:
     """Ratios of all kernels, copies and collectives for another device.
 
-    Parameters
-    ----------
-    nodes : sequence of WorkNode
-    predictor : Predictor
-    old, new : DeviceSpec
-    host : bool
-        The trace is of a host alone: its operators take the place of kernels.
-
-    Returns
-    -------
-    Ratios
-        A kernel whose operator and shapes are recorded has the ratio of the predictions of all that its operator runs.
-        Others have the ratio of the matrix peaks or of the memory bandwidths. Copies to and from the host keep their
-        time, and so do threads.
+    A kernel whose operator and shapes are recorded has the ratio of the predictions of all that its operator runs.
+    Others have the ratio of the matrix peaks or of the memory bandwidths. Copies to and from the host keep their time,
+    and so do threads. ``host``: the trace is of a host alone: its operators take the place of kernels.
     """
     ratios = Ratios()
     specs: dict[int, tuple[OperatorSpec, ...]] = {}
@@ -370,16 +326,7 @@ def device_ratios(
 def _ran_as_tf32(node: WorkNode, operators: Sequence[OperatorSpec], seconds: float, device: DeviceSpec) -> bool:
     """Whether float32 products ran as TF32: by the kernel's name, or by a rate above the float32 peak.
 
-    Parameters
-    ----------
-    node : WorkNode
-        A kernel.
-    operators : sequence of OperatorSpec
-        What its operator runs.
-    seconds : float
-        Of the operator's kernels that multiply.
-    device : DeviceSpec
-        The device of the trace.
+    ``seconds``: of the operator's kernels that multiply, on the ``device`` of the trace.
     """
     if device.peak_flops_tf32_matrix is None or not any(_tf32(spec) is not spec for spec in operators):
         return False
@@ -403,10 +350,7 @@ def link_ratios(
 ) -> Ratios:
     """Ratios of the collectives over another link, or with another number of ranks. Bytes of a rank stay.
 
-    Raises
-    ------
-    FieldError
-        The graph has no collective.
+    Raises FieldError: the graph has no collective.
     """
     ratios = Ratios()
     if not any(node.role == "comm" for node in nodes):
@@ -423,10 +367,7 @@ def formula_ratios(nodes: Sequence[WorkNode], *, link: str | None, ranks: int | 
     With a link, the new time is that of a ring over its bandwidth. Without, the time grows with the bytes that each
     rank sends.
 
-    Raises
-    ------
-    FieldError
-        The graph has no collective, or the link is not known.
+    Raises FieldError: the graph has no collective, or the link is not known.
     """
     ratios = Ratios()
     if not any(node.role == "comm" for node in nodes):

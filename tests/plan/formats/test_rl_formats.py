@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -216,16 +217,7 @@ def test_files_of_another_format_are_refused(format: str, text: str, message: st
 
 
 def test_model_and_device_give_the_decode_curve(tmp_path: Path) -> None:
-    config = {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 128,
-        "vocab_size": 256,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    shutil.copy(Path(__file__).parents[3] / "examples" / "llm" / "llama-3.1-8b.json", tmp_path / "config.json")
     text = f"""--vllm.num_engines 4 --vllm.tensor_parallel_size 2 --actor.num_gpus_per_node 8 --train.colocate_all
         --rollout.max_new_tokens 1000 --data.max_len 1100 --actor.model_name_or_path {tmp_path}"""
     found = import_request("openrlhf", text, "rl", device="h100-sxm", fields={"training": COSTS["training"]})

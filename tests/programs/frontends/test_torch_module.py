@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cdmpp.errors import CdmppError, DataError, InvalidProgramError
 from cdmpp.programs.frontends.eager_rules import BLOCKS, CHUNK, AtenCall, foreach, outcome, size_bytes
 from cdmpp.programs.frontends.graph import NoRuleError
-from cdmpp.programs.frontends.torch_eager import EagerTrace, eager_trace
+from cdmpp.programs.frontends.torch_eager import eager_trace
 from cdmpp.programs.frontends.torch_module import ModuleListing, list_module, paths_text
 
 TOKENS = torch.zeros(2, 8, dtype=torch.int64)
@@ -309,10 +309,6 @@ def test_mistakes_have_a_clear_error(module: Any, inputs: Any, options: dict[str
     assert isinstance(raised.value, CdmppError) and raised.value.hint
 
 
-def test_rows_name_the_call_that_launches_them() -> None:
-    assert [row.call for row in list_module(two_layers(), X).rows] == ["addmm", "relu", "addmm"]
-
-
 def moved_bytes(listing: ModuleListing, phase: str = "forward") -> list[int]:
     """Bytes of the passes of a phase, which ``relu`` of float32 reads and writes."""
     sizes = []
@@ -353,21 +349,6 @@ def test_products_of_experts_are_grouped() -> None:
     assert [phase for phase, _ in names][:2] == ["forward", "backward"]
     assert "groups=4,rows=128,n=32,k=64" in names[0][1]
     assert listing.left_out == ()
-
-
-def texts(trace: EagerTrace, phase: str) -> list[str]:
-    return [launch.spec.text() for launch in trace.launches if launch.phase == phase]
-
-
-def test_a_linear_layer_has_one_product_forward_and_two_backward() -> None:
-    trace = eager_trace(nn.Linear(64, 32), [torch.empty(8, 64, requires_grad=True)], backward=True)
-    assert texts(trace, "forward") == ["linear:dtype=float32,m=8,n=32,k=64,bias=true"]
-    assert texts(trace, "backward") == [
-        "linear:dtype=float32,m=8,n=64,k=32",  # of the input
-        "linear:dtype=float32,m=32,n=64,k=8",  # of the weight
-        "relu:dtype=float32,rows=5,cols=32",  # of the bias: 8 x 32 elements read, 32 written
-    ]
-    assert trace.unsupported == ()
 
 
 def test_a_convolution_with_its_surrounding_calls() -> None:

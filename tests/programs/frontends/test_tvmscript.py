@@ -13,6 +13,7 @@ from cdmpp.errors import InvalidProgramError
 from cdmpp.programs.frontends.tir import _namespace, program_from_tvmscript, programs_from_tir, programs_from_tvmscript
 from cdmpp.programs.frontends.tvmscript_check import T_DOTTED, T_NAMES, checked_functions
 from cdmpp.programs.program import TensorProgram
+from tests.features.matmul import tiled_matmul
 
 HEAD = """from tvm.script import tirx as T
 @T.prim_func(s_tir=True)
@@ -231,30 +232,18 @@ def test_script_json_and_object_have_one_hash(text: str) -> None:
 @pytest.mark.parametrize("gpu", [False, True])
 def test_scheduled_modules_have_one_hash_too(gpu: bool) -> None:
     # Schedules share subexpressions and order annotations otherwise than the parser does.
-    import tvm
-    from tvm import te
-
-    a, b = (te.placeholder((64, 64), name=n) for n in "ab")
-    r = te.reduce_axis((0, 64), name="r")
-    c = te.compute((64, 64), lambda i, j: te.sum(a[i, r] * b[r, j], axis=r), name="c")
-    schedule = tvm.s_tir.Schedule(te.create_prim_func([a, b, c]))
-    block = schedule.get_sblock("c")
-    i, j, k = schedule.get_loops(block)
-    i0, i1 = schedule.split(i, [None, 8])
-    j0, j1 = schedule.split(j, [None, 16])
-    k0, k1 = schedule.split(k, [None, 4])
-    schedule.reorder(i0, j0, k0, i1, k1, j1)
+    schedule, block, loops = tiled_matmul()
     if gpu:
-        schedule.bind(schedule.fuse(i0, j0), "blockIdx.x")
-        schedule.bind(j1, "threadIdx.x")
-        schedule.annotate(k0, "pragma_unroll_explicit", 1)
-        schedule.annotate(k0, "pragma_auto_unroll_max_step", 64)
+        schedule.bind(schedule.fuse(loops["i0"], loops["j0"]), "blockIdx.x")
+        schedule.bind(loops["j1"], "threadIdx.x")
+        schedule.annotate(loops["k0"], "pragma_unroll_explicit", 1)
+        schedule.annotate(loops["k0"], "pragma_auto_unroll_max_step", 64)
         schedule.annotate(block, "meta_schedule.thread_extent_low_inclusive", 16)
         schedule.annotate(block, "meta_schedule.thread_extent_high_inclusive", 1024)
     else:
-        schedule.parallel(i0)
-        schedule.vectorize(j1)
-        schedule.decompose_reduction(block, k0)
+        schedule.parallel(loops["i0"])
+        schedule.vectorize(loops["j1"])
+        schedule.decompose_reduction(block, loops["k0"])
     (from_object,) = programs_from_tir(schedule.mod)
     assert program_from_tvmscript(schedule.mod.script()).hash == from_object.hash
 

@@ -15,17 +15,9 @@ LINKS = "links"
 def to_graph(structure: Structure, duration_s: Floats, lag_s: Floats) -> Graph:
     """The passes of a step as nodes.
 
-    Parameters
-    ----------
-    structure : Structure
-    duration_s, lag_s : float64
-        As :func:`cdmpp.simulate.emulator.emulate.durations` gives them.
-
-    Returns
-    -------
-    Graph
-        Ranks are devices ("rank0", with the stream "host" for copies) that run what they have in its order.
-        A pass is called "F3.5": forward, stage 3, micro-batch 5. Transfers are nodes of their own.
+    ``duration_s``, ``lag_s``: as :func:`cdmpp.simulate.emulator.emulate.durations` gives them.
+    Returns ranks are devices ("rank0", with the stream "host" for copies) that run what they have in its order. A pass
+    is called "F3.5": forward, stage 3, micro-batch 5. Transfers are nodes of their own.
     """
     nodes, transfers = [], []
     for row in range(len(structure.begin) - 1):

@@ -196,31 +196,11 @@ def test_copy_back_never_starts_before_the_pass_before_its_backward_pass(asked):
                 assert starts["in", stage, micro_batch] >= starts[before]
 
 
-def test_copy_back_waits_for_a_pass_that_waits():
-    # Rank 0 has ended F0.1 at 2 s, and waits for B0.0 until 13 s: the copy for B0.1 must not be there before.
-    away = Stage(1.0, 2.0, activation_bytes=4.0, memory="offload")
-    step = simulate([away, Stage(1.0, 10.0)], 2, "1f1b", host_bandwidth_bytes_per_s=4.0)
-    times = {step.structure.name(task): step.start_s[task] for row in (0, 2) for task in step.row(row)}
-    assert times["B", 0, 0] == 12.0
-    assert times["in", 0, 1] == 12.0
-
-
 def test_classes_of_micro_batches():
     stage = Stage(1.0, 2.0, activation_bytes=1.0, classes=(PassCost(10.0, 20.0, activation_bytes=5.0),))
     step = simulate([stage], [0, 1, 0], "1f1b")
     assert step.makespan_s == 3.0 + 30.0 + 3.0
     assert step.peak_bytes.tolist() == [5.0]
-
-
-def test_an_order_by_hand():
-    # Two ranks, two micro-batches; rank 1 takes the backward pass at once.
-    orders = [
-        [Pass("F", 0, 0), Pass("F", 0, 1), Pass("B", 0, 0), Pass("B", 0, 1)],
-        [Pass("F", 1, 0), Pass("B", 1, 0), Pass("F", 1, 1), Pass("B", 1, 1)],
-    ]
-    step = simulate([Stage(1.0, 2.0)] * 2, 2, orders)
-    same(step, simulate([Stage(1.0, 2.0)] * 2, 2, "1f1b"))
-    assert step.makespan_s == 9.0
 
 
 def test_orders_that_wait_for_each_other():

@@ -63,13 +63,6 @@ def test_counted_ranks_run_on_the_device_of_the_node() -> None:
     assert answer["streams"][0]["stream"] == "comm"
 
 
-def test_equal_collectives_are_predicted_once() -> None:
-    predictor = RoundPredictor()
-    nodes = [{"id": f"n{i}", "device": "h100-sxm", "collective": {**REDUCE, "ranks": 8}} for i in range(5)]
-    assert replay({"nodes": nodes}, predictor)["makespan_s"] == pytest.approx(5 * seconds(99e6))
-    assert len(predictor.queries) == 1
-
-
 def test_what_if_scales_predicted_collectives() -> None:
     answer = replay({**TWO_RANKS, "overrides": [{"class": "comm", "ratio": 0.5}]})
     [what_if] = answer["what_if"] if "what_if" in answer else answer["overrides"]

@@ -73,12 +73,6 @@ def test_another_device_scales_operators_by_predictions(cpu_trace: Path, predict
     assert row.domain in ("in", "near", "out") and answer.model_id == predictor.model_id
 
 
-def test_graph_is_a_replay_request(replayed: TraceReplay) -> None:
-    plan = make_plan("replay", {**replayed.to_request(), "overrides": [{"class": "aten::mm", "ratio": 0.5}]})
-    assert plan["makespan_s"] == pytest.approx(3 * replayed.replayed_s)
-    assert plan["what_if"][0]["saving_s"] > 0
-
-
 def test_two_gloo_processes_are_replayed_within_one_percent(gloo_traces: list[Path]) -> None:
     answer = replay_trace(*gloo_traces)
     assert answer.graph.ranks == (0, 1)
