@@ -28,17 +28,11 @@ DEVICE = "xeon-platinum-8124m"
 
 @dataclass(frozen=True)
 class Measured:
-    """What a file of records has of one network.
+    """What a file of records has of one network."""
 
-    Attributes
-    ----------
-    sizes : frozenset of str
-        The network with its parameters, as it was collected.
-    tasks : frozenset of str
-        Hashes of its tasks with at least one latency.
-    """
-
+    #: The network with its parameters, as it was collected.
     sizes: frozenset[str] = frozenset()
+    #: Hashes of its tasks with at least one latency.
     tasks: frozenset[str] = frozenset()
 
 

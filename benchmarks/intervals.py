@@ -27,7 +27,6 @@ def coverage_curve(
         log of seconds.
     levels, factor : (n, len(LEVELS)), (n,)
         As :class:`cdmpp.model.raw_predictions.RawPredictions` has them.
-    nominal : sequence of float
 
     Returns
     -------

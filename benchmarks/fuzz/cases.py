@@ -20,43 +20,28 @@ MAX_RECORDS = 60
 
 @dataclass(frozen=True)
 class FuzzRequest:
-    """A request to send, and its number of mutated inputs.
+    """A request to send, and its number of mutated inputs."""
 
-    Attributes
-    ----------
-    path, media, body
-        To be sent by POST.
-    cases : int
-        Mutated inputs inside; a body that is refused as a whole counts as one.
-    """
-
+    #: To be sent by POST.
     path: str
     media: str
     body: bytes
+    #: Mutated inputs inside; a body that is refused as a whole counts as one.
     cases: int = 1
 
 
 @dataclass(frozen=True)
 class Surface:
-    """One way in.
-
-    Attributes
-    ----------
-    name : str
-    path : str
-        Path in the published schema; a service without it is not tested.
-    share : float
-        Part of all cases.
-    make : callable
-        ``make(rng)``: the next request.
-    limit_s : float, optional
-        Time for an answer where the service's deadline does not hold.
-    """
+    """One way in."""
 
     name: str
+    #: Path in the published schema; a service without it is not tested.
     path: str
+    #: Part of all cases.
     share: float
+    #: ``make(rng)``: the next request.
     make: Callable[[random.Random], FuzzRequest]
+    #: Time for an answer where the service's deadline does not hold.
     limit_s: float | None = None
 
 

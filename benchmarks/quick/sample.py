@@ -29,17 +29,11 @@ _SEED = 34
 
 @dataclass(frozen=True)
 class Sample:
-    """The encoded sample.
+    """The encoded sample."""
 
-    Attributes
-    ----------
-    study : Study
-        Table and dataset; row i of one is row i of the other.
-    dataset : Dataset
-        The same with the data sheets alone of the held-out devices.
-    """
-
+    #: Table and dataset; row i of one is row i of the other.
     study: Study
+    #: The same with the data sheets alone of the held-out devices.
     dataset: Dataset
 
     @property

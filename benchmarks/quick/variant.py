@@ -27,17 +27,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fitted variant.
+    """A fitted variant."""
 
-    Attributes
-    ----------
-    artifact : Artifact, optional
-        A model folder that answers as ``models/base`` does, with peers and the consistency step.
-    log_s : callable, optional
-        log of the seconds of rows of the sample, where the variant is no network.
-    """
-
+    #: A model folder that answers as ``models/base`` does, with peers and the consistency step.
     artifact: Artifact | None = None
+    #: log of the seconds of rows of the sample, where the variant is no network.
     log_s: Callable[[MeasuredRows], Array] | None = None
 
 

@@ -17,20 +17,13 @@ DIGITS = 4
 
 @dataclass(frozen=True)
 class Study:
-    """A result file.
+    """A result file."""
 
-    Attributes
-    ----------
-    path : str
-        Relative to the repository.
-    command : str
-        Command that writes it; ``DIR`` is the folder of the public tables.
-    part : str
-        Key of the file's part that is the result; empty: the whole file. The study was not run if the part is empty.
-    """
-
+    #: Relative to the repository.
     path: str
+    #: Command that writes it; ``DIR`` is the folder of the public tables.
     command: str
+    #: Key of the file's part that is the result; empty: the whole file. The study was not run if the part is empty.
     part: str = ""
 
     @property

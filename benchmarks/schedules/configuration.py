@@ -34,7 +34,6 @@ def after_measurements(
 
     Parameters
     ----------
-    data : Scheduled
     contest : Contest
         Of a split that holds configurations out.
     network : LatencyNetwork

@@ -32,8 +32,6 @@ class Contest:
 
     Parameters
     ----------
-    data : Scheduled
-    split : Split
     config : TrainConfig
         Of the network and of XGBoost; the split replaces its parts and its held-out devices.
     """

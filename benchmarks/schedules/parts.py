@@ -25,25 +25,16 @@ _CONFIGURATION = re.compile(r"(?P<cpu>.+)-\d+t-[a-z0-9]+")
 
 @dataclass(frozen=True)
 class Split:
-    """Parts of one split.
-
-    Attributes
-    ----------
-    name : str
-    part : (rows,) int8
-        Part of each row of the dataset, a code of :mod:`cdmpp.data.splits`.
-    tests : mapping of str to (n,) int
-        Rows to evaluate, by what is unseen in them.
-    held_devices : tuple of str
-        Configurations without training rows.
-    twins : tuple of str
-        Configurations of the same CPU that are trained on.
-    """
+    """Parts of one split."""
 
     name: str
+    #: Part of each row of the dataset, a code of :mod:`cdmpp.data.splits`.
     part: Array
+    #: Rows to evaluate, by what is unseen in them.
     tests: Mapping[str, Array]
+    #: Configurations without training rows.
     held_devices: tuple[str, ...] = ()
+    #: Configurations of the same CPU that are trained on.
     twins: tuple[str, ...] = ()
 
     @property
@@ -54,19 +45,12 @@ class Split:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """All rows of scheduled programs that can be trained on.
+    """All rows of scheduled programs that can be trained on."""
 
-    Attributes
-    ----------
-    table : MeasurementTable
-        Row i of it is row i of the dataset.
-    dataset : Dataset
-    test_networks, sealed : tuple of str
-        Networks of the split ``network``, and sealed networks.
-    """
-
+    #: Row i of it is row i of the dataset.
     table: MeasurementTable
     dataset: Dataset
+    #: Networks of the split ``network``, and sealed networks.
     test_networks: tuple[str, ...]
     sealed: tuple[str, ...]
 
@@ -76,7 +60,6 @@ class Scheduled:
 
         Parameters
         ----------
-        config : TrainConfig
         keep_sealed : bool
             Only for the evaluation of the sealed networks.
         networks : tuple of str

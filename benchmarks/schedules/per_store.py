@@ -37,7 +37,6 @@ class PackedSum:
         By program.
     options : dict
         Of xgboost.train.
-    trees : int
     """
 
     def __init__(self, features: Sequence[Array], options: dict[str, Any], trees: int) -> None:

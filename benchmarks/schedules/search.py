@@ -47,21 +47,12 @@ LEAST, LEAST_OF_RECORDS = 24, 8
 
 @dataclass(frozen=True)
 class Pool:
-    """Distinct programs of one task on one device.
-
-    Attributes
-    ----------
-    source, task : str
-    device : DeviceSpec
-    texts : list of str, length n
-        Programs as TVM JSON.
-    encoded : list of EncodedPrograms, length n
-    latency_s : (n,) float
-    """
+    """Distinct programs of one task on one device."""
 
     source: str
     task: str
     device: DeviceSpec
+    #: Programs as TVM JSON (list of str, length n).
     texts: list[str]
     encoded: list[EncodedPrograms]
     latency_s: Array

@@ -23,7 +23,6 @@ def figures(
     ----------
     log_measured, point : (n,)
         log of seconds.
-    family : (n,) str
     levels, factor : (n, len(LEVELS)), (n,), optional
         As :class:`cdmpp.model.raw_predictions.RawPredictions` has them; without them ``coverage`` is None.
 

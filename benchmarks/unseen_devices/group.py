@@ -39,26 +39,18 @@ COMPARED = ("neusight", "aiconfigurator_gemm")
 
 @dataclass(frozen=True)
 class QueryBatch:
-    """Rows of one device and source, with the network's predictions.
-
-    Attributes
-    ----------
-    records : DeviceRecords
-    known : Survey
-        Predictions of the records by the network.
-    rows : (n,) int
-        Rows of the study, in the survey's order; ``log_measured`` and ``family`` are in the same order.
-    entry : dict
-        Entry of the results file.
-    """
+    """Rows of one device and source, with the network's predictions."""
 
     device: str
     source: str
     records: DeviceRecords
+    #: Predictions of the records by the network.
     known: Survey
+    #: Rows of the study, in the survey's order; ``log_measured`` and ``family`` are in the same order.
     rows: Array
     log_measured: Array
     family: Array
+    #: Entry of the results file.
     entry: dict[str, Any]
 
     def predictions(self) -> tuple[Array, Array, Array]:
@@ -72,7 +64,6 @@ class Group:
 
     Parameters
     ----------
-    study : Study
     config : TrainConfig
         Training configuration that holds the group's devices out.
     dataset : Dataset

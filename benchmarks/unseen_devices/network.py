@@ -21,7 +21,6 @@ def network_of(config: TrainConfig, dataset: Dataset, folder: Path) -> Artifact:
 
     Parameters
     ----------
-    config : TrainConfig
     dataset : Dataset
         With the data sheets alone of the devices that the configuration holds out.
     folder : Path

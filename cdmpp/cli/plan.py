@@ -68,8 +68,6 @@ def solve(
 
     Parameters
     ----------
-    spec : PlannerSpec
-    value : JSON value
     model : Path, optional
         Model folder.
     url : str, optional

@@ -38,25 +38,17 @@ PrintOption = Annotated[bool, typer.Option("--print-request", help="Print the re
 
 @dataclass(frozen=True)
 class PlanFiles:
-    """Options of both directions, checked before the search starts.
+    """Options of both directions, checked before the search starts."""
 
-    Attributes
-    ----------
-    kind : str
-        The planner.
-    export, read : str or None
-        Formats of the file to write and of the file to read.
-    out, fields : Path or None
-        File to write; JSON file of further fields.
-    settings : dict
-        Options of the formats.
-    """
-
+    #: The planner.
     kind: str
+    #: Formats of the file to write and of the file to read.
     export: str | None
+    #: File to write; JSON file of further fields.
     out: Path | None
     read: str | None
     fields: Path | None
+    #: Options of the formats.
     settings: dict[str, Any]
 
     @classmethod

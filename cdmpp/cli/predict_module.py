@@ -70,15 +70,10 @@ OptimizerOption = Annotated[
 
 @dataclass(frozen=True)
 class ModuleArguments:
-    """Options of ``cdmpp predict`` that concern torch modules.
-
-    Attributes
-    ----------
-    protocol, framework
-        None stands for the execution, by PyTorch.
-    """
+    """Options of ``cdmpp predict`` that concern torch modules."""
 
     devices: Sequence[str]
+    #: None stands for the execution, by PyTorch.
     protocol: Protocol | None
     framework: Framework | None
     levels: Sequence[float] | None
@@ -108,7 +103,6 @@ def module_of(programs: Sequence[str], given: ModuleArguments, for_programs: dic
 
     Parameters
     ----------
-    programs : sequence of str
     for_programs : dict
         Options that torch modules do not have, by name.
 

@@ -22,22 +22,14 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class Result:
-    """A prediction of a program of the command line.
+    """A prediction of a program of the command line."""
 
-    Attributes
-    ----------
-    source : str
-        The argument that the program comes from.
-    prediction : Prediction
-    count : int
-        How often the program runs; of a schedule: how many records of the search have it.
-    task : str
-        Task of a search; empty for a program that runs.
-    """
-
+    #: The argument that the program comes from.
     source: str
     prediction: Prediction
+    #: How often the program runs; of a schedule: how many records of the search have it.
     count: int
+    #: Task of a search; empty for a program that runs.
     task: str = ""
 
     @property

@@ -70,7 +70,6 @@ def table_of(programs: Sequence[str], for_tables: dict[str, Any], for_programs: 
 
     Parameters
     ----------
-    programs : sequence of str
     for_tables, for_programs : dict
         Options that only tables have, and those that only programs have, by name.
 

@@ -63,7 +63,6 @@ class ProgressLines:
 
     Parameters
     ----------
-    stream : text stream
     every_s : float
         Shortest time between two lines, in seconds.
     clock : callable

@@ -72,7 +72,6 @@ class PredictorClient(ModulePredictor):
     ----------
     url : str
         For example ``http://127.0.0.1:8000``.
-    api_key : str, optional
     timeout_s : float
         Time limit of an operation with all its attempts and requests.
     retries : int

@@ -24,14 +24,9 @@ from cdmpp.utils.files import MAX_REQUEST_BYTES, read_bytes
 
 @dataclass(frozen=True)
 class ServedPrediction(Prediction):
-    """A prediction by a service.
+    """A prediction by a service."""
 
-    Attributes
-    ----------
-    prediction_id : str or None
-        For ``observe``: names this answer when its program has been measured.
-    """
-
+    #: For ``observe``: names this answer when its program has been measured.
     prediction_id: str | None = None
 
 
@@ -128,15 +123,9 @@ def listed(value: Any, name: str, length: int | None = None) -> Sequence[Any]:
 
 @dataclass(frozen=True)
 class ProgramReceipt:
-    """A registered program, or the error that prevented it.
+    """A registered program, or the error that prevented it."""
 
-    Attributes
-    ----------
-    hash, name : str or None
-        Ask with ``{"hash": hash}``.
-    error : ErrorInfo or None
-    """
-
+    #: Ask with ``{"hash": hash}``.
     hash: str | None = None
     name: str | None = None
     error: ErrorInfo | None = None
@@ -161,22 +150,14 @@ Observation = tuple[Prediction | str, float] | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class QueryItem:
-    """One item of ``POST /predict``.
+    """One item of ``POST /predict``."""
 
-    Attributes
-    ----------
-    text : str
-        JSON of the item.
-    name : str or None
-        Name of the program, where the client knows it.
-    program : TensorProgram or None
-    device, backend, protocol, framework
-        Options of the query, for a prediction with an error.
-    """
-
+    #: JSON of the item.
     text: str
+    #: Name of the program, where the client knows it.
     name: str | None
     program: TensorProgram | None
+    #: Options of the query, for a prediction with an error.
     device: str
     backend: str
     protocol: str

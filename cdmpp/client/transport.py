@@ -34,32 +34,21 @@ _TIMED_OUT = (httpx2.ReadTimeout, httpx2.WriteTimeout, TimeoutError)
 
 @dataclass(frozen=True)
 class HttpCall:
-    """One request.
-
-    Attributes
-    ----------
-    body : bytes or None
-    media : str
-        Media type of the body.
-    params : sequence of (str, str)
-    once : bool
-        Not idempotent: sent again only if the first attempt certainly had no effect.
-    headers : sequence of (str, str)
-        Further headers.
-    after_s : float
-        Seconds to wait before sending.
-    limit_s : float, optional
-        Time limit of the whole operation, if this is its first call; default: the client's.
-    """
+    """One request."""
 
     method: str
     path: str
     body: bytes | None = None
+    #: Media type of the body.
     media: str = JSON
     params: Sequence[tuple[str, str]] = ()
+    #: Not idempotent: sent again only if the first attempt certainly had no effect.
     once: bool = False
+    #: Further headers.
     headers: Sequence[tuple[str, str]] = ()
+    #: Seconds to wait before sending.
     after_s: float = 0.0
+    #: Time limit of the whole operation, if this is its first call; default: the client's.
     limit_s: float | None = None
 
 

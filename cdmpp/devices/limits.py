@@ -80,8 +80,6 @@ def matrix_share(device: DeviceSpec, family: str, dtype: str) -> float:
 
     Parameters
     ----------
-    device : DeviceSpec
-    family : {"gemm", "conv", "attention"}
     dtype : str
         Of the operands.
     """

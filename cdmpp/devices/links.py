@@ -22,22 +22,14 @@ KINDS: tuple[LinkKind, ...] = ("switched", "pairs", "pcie", "network", "host")
 
 @dataclass(frozen=True)
 class LinkSpec:
-    """One kind of connection between ranks.
+    """One kind of connection between ranks."""
 
-    Attributes
-    ----------
-    name : str
-        Canonical name.
-    kind : {"switched", "pairs", "pcie", "network", "host"}
-    bandwidth_bytes_per_s : float
-        One direction of one device.
-    in_switch_reduction : bool
-        The switch can add the ranks' values (NVLink SHARP), so that an all-reduce sends every byte once.
-    """
-
+    #: Canonical name.
     name: str
     kind: LinkKind
+    #: One direction of one device.
     bandwidth_bytes_per_s: float
+    #: The switch can add the ranks' values (NVLink SHARP), so that an all-reduce sends every byte once.
     in_switch_reduction: bool = False
 
 

@@ -102,7 +102,6 @@ def resolve_device(device: DeviceSpec | Mapping[str, Any] | str, known: Callable
 
     Parameters
     ----------
-    device : DeviceSpec, mapping or str
     known : callable
         What a name stands for: :func:`~cdmpp.devices.registry.lookup`, a model's ``artifact.device``, or ``str`` where
         somebody else finds devices by their names.

@@ -50,41 +50,31 @@ FAMILIES = ("gemm", "conv", "attention")
 
 
 class Ceilings(BaseModel):
-    """Best sustained rates of one device by library kernels, in base units; ``None``: not measured.
-
-    Parameters
-    ----------
-    gemm_flops_fp32, gemm_flops_fp16, gemm_flops_bf16, gemm_ops_int8 : float, optional
-        Of large matrix products, in flop/s (int8: operations/s).
-    conv_flops_fp32, conv_flops_fp16, conv_flops_bf16 : float, optional
-        Of large convolutions, by their definition's arithmetic: algorithms that save some of it (winograd)
-        may exceed the nominal peak.
-    attention_flops_fp32, attention_flops_fp16, attention_flops_bf16 : float, optional
-        Of long fused attention.
-    bytes_per_s : float, optional
-        Of element-wise programs and copies much larger than the caches, reads plus writes.
-    floor_kernel_s, floor_graph_s, floor_eager_s : float, optional
-        Latency of the smallest programs, in seconds, by measuring protocol.
-    source : str
-        Where they come from.
-    """
+    """Best sustained rates of one device by library kernels, in base units; ``None``: not measured."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
+    #: Of large matrix products, in flop/s (int8: operations/s).
     gemm_flops_fp32: Rate | None = None
     gemm_flops_fp16: Rate | None = None
     gemm_flops_bf16: Rate | None = None
     gemm_ops_int8: Rate | None = None
+    #: Of large convolutions, by their definition's arithmetic: algorithms that save some of it (winograd) may exceed
+    #: the nominal peak.
     conv_flops_fp32: Rate | None = None
     conv_flops_fp16: Rate | None = None
     conv_flops_bf16: Rate | None = None
+    #: Of long fused attention.
     attention_flops_fp32: Rate | None = None
     attention_flops_fp16: Rate | None = None
     attention_flops_bf16: Rate | None = None
+    #: Of element-wise programs and copies much larger than the caches, reads plus writes.
     bytes_per_s: Rate | None = None
+    #: Latency of the smallest programs, in seconds, by measuring protocol.
     floor_kernel_s: Floor | None = None
     floor_graph_s: Floor | None = None
     floor_eager_s: Floor | None = None
+    #: Where they come from.
     source: Annotated[str, Field(max_length=500)] = ""
 
     def flops(self, family: str, dtype: str) -> float | None:

@@ -16,23 +16,15 @@ MAX_ROWS = 500
 
 @dataclass(frozen=True)
 class Table:
-    """A table, or lines of text.
+    """A table, or lines of text."""
 
-    Attributes
-    ----------
-    header : sequence of str
-        Column names; empty for lines of text.
-    rows : sequence of sequences of str
-        Cells; for lines of text, one cell each.
-    right : sequence of int
-        Columns that are aligned to the right.
-    title : str
-        Line above the table.
-    """
-
+    #: Column names; empty for lines of text.
     header: Sequence[str] = ()
+    #: Cells; for lines of text, one cell each.
     rows: Sequence[Sequence[str]] = ()
+    #: Columns that are aligned to the right.
     right: Sequence[int] = ()
+    #: Line above the table.
     title: str = ""
 
     @classmethod
@@ -167,20 +159,13 @@ ColumnType = Literal["string", "float64", "int64", "bool", "levels"]
 
 @dataclass(frozen=True)
 class Column:
-    """A column of an Arrow table.
+    """A column of an Arrow table."""
 
-    Attributes
-    ----------
-    type : {"string", "float64", "int64", "bool", "levels"}
-        ``levels`` is a map of text to float64, for quantiles.
-    values : sequence
-        One per row; None becomes null.
-    unit : str
-        Stored as ``unit`` in the metadata of the field; empty for none.
-    """
-
+    #: ``levels`` is a map of text to float64, for quantiles ({"string", "float64", "int64", "bool", "levels"}).
     type: ColumnType
+    #: One per row; None becomes null.
     values: Sequence[Any]
+    #: Stored as ``unit`` in the metadata of the field; empty for none.
     unit: str = ""
 
 

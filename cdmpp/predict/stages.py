@@ -49,10 +49,8 @@ def encode_queries(
 
     Parameters
     ----------
-    encoder : ProgramEncoder
     width, half_type
         As in :class:`BatchBuilder`.
-    queries : sequence of (Query, DeviceSpec)
 
     Returns
     -------
@@ -104,7 +102,6 @@ def encode_features(
 
     Parameters
     ----------
-    queries : FeatureQueries
     specs : sequence of DeviceSpec
         Specifications of ``queries.devices``.
     width, half_type

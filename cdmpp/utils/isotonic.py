@@ -14,7 +14,6 @@ def pool_adjacent_violators(values: Array, weights: Array | None = None) -> Arra
 
     Parameters
     ----------
-    values : (n,)
     weights : (n,), optional
         Positive; default: 1 each.
     """

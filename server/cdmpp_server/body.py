@@ -32,8 +32,6 @@ async def read_body(request: Request, settings: Settings, media: Set[str]) -> tu
 
     Parameters
     ----------
-    request : Request
-    settings : Settings
     media : set of str
         Accepted media types, in lower case.
 

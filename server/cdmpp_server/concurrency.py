@@ -173,7 +173,6 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
     ----------
     request : Request
         Its body has been read.
-    work : coroutine
 
     Raises
     ------

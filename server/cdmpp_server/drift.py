@@ -52,9 +52,6 @@ class ProposalJob:
 
     Parameters
     ----------
-    store : ObservationStore
-    proposals : ProposalStore
-    models : Models
     sandbox : Sandbox
         Converts TVMScript.
     make : callable
@@ -187,10 +184,6 @@ class DriftWatch:
 
     Parameters
     ----------
-    store : ObservationStore
-    proposals : ProposalStore
-    jobs : JobStore
-    models : Models
     on_job : callable
         Called after a job was submitted.
     """

@@ -376,12 +376,7 @@ def _calibration(request: CalibrateRequest, find: Find, most: int) -> Calibratio
 
 
 class Estimates:
-    """A plan for each device, or the reason why it has none.
-
-    Attributes
-    ----------
-    queries : list of Query
-    """
+    """A plan for each device, or the reason why it has none."""
 
     def __init__(self, request: Body, find: Find, most: int) -> None:
         options = request.model_dump(exclude={"config", "device", "devices", "model"})

@@ -33,7 +33,6 @@ def load_model(path: Path | None, cache: Lru[CachedRow] | None = None) -> Latenc
 
     Parameters
     ----------
-    path : Path or None
     cache : Lru, optional
         Predictions, shared by all models of a service.
 
@@ -115,7 +114,6 @@ class Models:
 
         Parameters
         ----------
-        adapted : LatencyPredictor
         owner : str
             Sender that made it, as 32 hexadecimal digits. All senders may use the model. To make room for it, models of
             its owner are removed, unless another owner has more.

@@ -99,25 +99,17 @@ PARAMETERS: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class ModelQuery:
-    """The validated query parameters.
+    """The validated query parameters."""
 
-    Attributes
-    ----------
-    devices : tuple of str
-        1 to 64 names, in the order of the request.
-    protocol, framework, implementation
-        Options that define the latency.
-    dims : dict of str to int
-        Sizes of dynamic dimensions.
-    model : str or None
-        Id of the model.
-    """
-
+    #: 1 to 64 names, in the order of the request.
     devices: tuple[str, ...]
+    #: Options that define the latency.
     protocol: Protocol
     framework: Framework | None
     implementation: Implementation | None
+    #: Sizes of dynamic dimensions.
     dims: dict[str, int]
+    #: Id of the model.
     model: str | None
 
     @classmethod
@@ -340,7 +332,6 @@ def model_answer(
 
     Parameters
     ----------
-    devices : sequence of DeviceSpec or Failed
     predictions : sequence of Prediction
         One for each of :func:`model_queries`.
     signer : Signer, optional

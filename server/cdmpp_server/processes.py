@@ -45,25 +45,17 @@ _SIGNAL_EACH_S = 0.1
 
 @dataclass(frozen=True)
 class ProcessKind:
-    """Names and problems of one kind of process.
+    """Names and problems of one kind of process."""
 
-    Attributes
-    ----------
-    process, work : str
-        Names for the log and for messages.
-    too_large, memory : str
-        Code and message of the problem of a job that needs too much memory.
-    hint : str
-        What to do where a job needs too much memory or time.
-    otherwise : str
-        What to do besides where too much work waits.
-    """
-
+    #: Names for the log and for messages.
     process: str
     work: str
+    #: Code and message of the problem of a job that needs too much memory.
     too_large: str
     memory: str
+    #: What to do where a job needs too much memory or time.
     hint: str
+    #: What to do besides where too much work waits.
     otherwise: str = ""
 
     @contextmanager
@@ -168,7 +160,6 @@ class Processes:
 
     Parameters
     ----------
-    kind : ProcessKind
     workers : int
         Maximum number of processes; each starts when it is first needed.
     make : callable
@@ -218,8 +209,6 @@ class Processes:
         ----------
         kind : str
             Requests of a kind take about the same time for each unit of their size.
-        deadline : Deadline
-        size : float
 
         Raises
         ------

@@ -94,7 +94,6 @@ class ProposalStore:
 
         Parameters
         ----------
-        key : Key
         number : int
             Number of observations of the model on the device.
 

@@ -47,7 +47,6 @@ def encode_prices(predictions: Sequence[Prediction], positions: Sequence[int] | 
 
     Parameters
     ----------
-    predictions : sequence of Prediction
     positions : sequence of int, optional
         Index of the prediction of each program, where programs share them; default: each its own.
     """

@@ -29,20 +29,13 @@ _POLLS_OF_A_SIGNAL = 300
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """Status of a worker after its last reload.
+    """Status of a worker after its last reload."""
 
-    Attributes
-    ----------
-    reloads : int
-        Number of reloads since the worker was started.
-    model_id : str
-        Id of the loaded base model.
-    error : str
-        Reason for which the last reload was refused, else empty.
-    """
-
+    #: Number of reloads since the worker was started.
     reloads: int
+    #: Id of the loaded base model.
     model_id: str
+    #: Reason for which the last reload was refused, else empty.
     error: str = ""
 
 
@@ -108,7 +101,6 @@ class Supervisor(Multiprocess):
 
     Parameters
     ----------
-    config : Config
     sockets : list of socket
         Listening sockets, shared by all workers.
     statuses : WorkerStatuses

@@ -213,13 +213,11 @@ def predict_curve(
 
     Parameters
     ----------
-    predictor : Predictor
     programs : Template, operator text, operator object, or sequence of Template
         Programs of each point; several are summed, each times its count.
     axes : mapping of name to values
         An axis replaces the field of its name, or occurs in expressions. Values are numbers, texts ("float16") or
         booleans; every axis must be used.
-    devices : sequence of DeviceSpec, mapping of its fields, or name
     backend, protocol, framework, quantiles, implementation
         See :meth:`cdmpp.predict.predictor.LatencyPredictor.predict`.
     monotone : sequence of str, optional

@@ -205,16 +205,10 @@ Axes = Mapping[str, Sequence[Value]]
 
 @dataclass(frozen=True)
 class Template:
-    """One operator with fields that depend on axes, and its number of runs.
+    """One operator with fields that depend on axes, and its number of runs."""
 
-    Parameters
-    ----------
-    fields : mapping
-        An operator object. An axis replaces the field of its name; an integer field may be an expression over
-        axes, as text.
-    count : int
-    """
-
+    #: An operator object. An axis replaces the field of its name; an integer field may be an expression over axes, as
+    #: text.
     fields: Mapping[str, Any]
     count: int = 1
 

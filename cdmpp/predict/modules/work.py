@@ -53,7 +53,6 @@ def cached_s(program_s: float, traffic_s: float, call: str, device: DeviceSpec) 
         Bytes over the memory bandwidth.
     call : str
         PyTorch's call.
-    device : DeviceSpec
     """
     if traffic_s * device.mem_bandwidth_bytes_per_s > (device.l2_bytes or 0.0):
         return program_s
@@ -66,10 +65,8 @@ def seconds_of(work: Work, program_s: float, device: DeviceSpec) -> float:
 
     Parameters
     ----------
-    work : KernelWork, ConvolutionWork or AttentionWork
     program_s : float
         Latency of the program in its place.
-    device : DeviceSpec
     """
     if device.kind == "cpu":  # these are bounds of GPUs
         return program_s * (work.steps if isinstance(work, KernelWork) else 1.0)

@@ -14,24 +14,16 @@ WALL = 4.0
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a search.
+    """Progress of a search."""
 
-    Attributes
-    ----------
-    spent_s : float
-        Seconds since the start.
-    done : float
-        Share of the work or of the budget, 0 to 1.
-    best, bound : float or None
-        Objective of the best plan so far and its lower bound, in the planner's unit (seconds, mostly).
-    answer : callable or None
-        Makes the best plan so far, an :class:`cdmpp.predict.requests.request.Answer`; None before there is one.
-    """
-
+    #: Seconds since the start.
     spent_s: float
+    #: Share of the work or of the budget, 0 to 1.
     done: float
+    #: Objective of the best plan so far and its lower bound, in the planner's unit (seconds, mostly).
     best: float | None = None
     bound: float | None = None
+    #: Makes the best plan so far, an :class:`cdmpp.predict.requests.request.Answer`; None before there is one.
     answer: Callable[[], Any] | None = None
 
 
@@ -45,7 +37,6 @@ class SearchControl:
         search ends when its work is done.
     listener : callable, optional
         Called with a :class:`Progress` at most every ``every_s`` seconds, in the thread of the search.
-    every_s : float
 
     Notes
     -----

@@ -140,22 +140,14 @@ class Work(Closed):
 
 @dataclass(frozen=True)
 class PriceRequest:
-    """One program to price.
+    """One program to price."""
 
-    Attributes
-    ----------
-    path : str
-        The field of the request that names it (``nodes.3.program``), for messages.
-    program : dict
-        Its form.
-    device : str or dict
-    backend, protocol, framework
-        As in an item of ``/predict``.
-    """
-
+    #: The field of the request that names it (``nodes.3.program``), for messages.
     path: str
+    #: Its form.
     program: dict[str, Any]
     device: str | dict[str, Any]
+    #: As in an item of ``/predict``.
     backend: Backend | None = None
     protocol: Protocol = DEFAULT_PROTOCOL
     framework: Framework | None = None

@@ -93,7 +93,6 @@ def fill(request: M, prices: Sequence[Prediction]) -> M:
 
     Parameters
     ----------
-    request : pydantic model
     prices : sequence of Prediction
         One for each program of :func:`collect`, in its order, none with an error.
     """

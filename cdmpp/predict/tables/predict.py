@@ -19,44 +19,28 @@ from cdmpp.predict.tables.sources import SLICE_ROWS, TableRow, TableSlice, open_
 
 @dataclass(frozen=True)
 class TableTask:
-    """What to predict of a table, and how to encode the answers; can be sent to other processes.
-
-    Attributes
-    ----------
-    path : Path
-    options : TableOptions
-    levels : tuple of float
-        Quantile levels.
-    kind : {"csv", "parquet"}
-    """
+    """What to predict of a table, and how to encode the answers; can be sent to other processes."""
 
     path: Path
     options: TableOptions
+    #: Quantile levels.
     levels: tuple[float, ...] = DEFAULT_QUANTILES
     kind: Format = "csv"
 
 
 @dataclass(frozen=True)
 class AnsweredSlice:
-    """Encoded answers of a slice.
+    """Encoded answers of a slice."""
 
-    Attributes
-    ----------
-    body : str or pyarrow.Table
-        As :func:`cdmpp.predict.tables.answers.encode`.
-    rows, answers, failed : int
-        Rows of the table, answers (one per row and device), and answers with an error.
-    first_error : tuple of (int, ErrorInfo) or None
-        Row and error of the first failed answer.
-    read : float
-        Share of the table that is read, 0 to 1.
-    """
-
+    #: As :func:`cdmpp.predict.tables.answers.encode`.
     body: Any
+    #: Rows of the table, answers (one per row and device), and answers with an error.
     rows: int
     answers: int
     failed: int
+    #: Row and error of the first failed answer.
     first_error: tuple[int, ErrorInfo] | None
+    #: Share of the table that is read, 0 to 1.
     read: float
 
 
@@ -82,7 +66,6 @@ class SlicePredictor:
 
     Parameters
     ----------
-    task : TableTask
     predictor : Predictor
         A local model, or the client of a service.
 

@@ -28,13 +28,7 @@ WorkerReply = tuple[dict[str, Any], bytes]
 
 
 class RecordError(Exception):
-    """A record that cannot be read.
-
-    Attributes
-    ----------
-    position : int
-    error : CdmppError
-    """
+    """A record that cannot be read."""
 
     def __init__(self, position: int, error: CdmppError) -> None:
         super().__init__(str(error))

@@ -35,10 +35,8 @@ class Runner:
 
     Parameters
     ----------
-    jobs : JobStore
     make : callable
         Creates a planning process that is not started.
-    metrics : Metrics
     handlers : mapping, optional
         Kind of job to a coroutine function that executes it and returns its answer as JSON, instead of a planning
         process.

@@ -53,34 +53,24 @@ _CODE_OF_FRAMEWORK = {name: code for code, name in enumerate(_FRAMEWORKS)}
 
 @dataclass(frozen=True)
 class PredictedBefore:
-    """Content of a ``prediction_id``.
+    """Content of a ``prediction_id``."""
 
-    Attributes
-    ----------
-    program_hash : str
-        32 hexadecimal digits.
-    device, device_digest : str
-        Name, and hash of the figures (16 hexadecimal digits): two devices of one name differ here.
-    backend, protocol, framework
-        Options of the query; the framework is the one whose kernels were predicted, so it expresses the implementation.
-    model_id : str
-        Id of the model. A name that is too long for a token is cut and ends with a hash of the whole name.
-    latency_s, lower_s, upper_s : float
-        The prediction, in seconds.
-    receipt : str, optional
-        Identifies the result of a response, in 16 characters.
-    """
-
+    #: 32 hexadecimal digits.
     program_hash: str
+    #: Name, and hash of the figures (16 hexadecimal digits): two devices of one name differ here.
     device: str
     device_digest: str
+    #: Options of the query; the framework is the one whose kernels were predicted, so it expresses the implementation.
     backend: str
     protocol: str
     framework: str | None
+    #: Id of the model. A name that is too long for a token is cut and ends with a hash of the whole name.
     model_id: str
+    #: The prediction, in seconds.
     latency_s: float
     lower_s: float
     upper_s: float
+    #: Identifies the result of a response, in 16 characters.
     receipt: str | None = None
 
 

@@ -436,7 +436,6 @@ def list_observations(
 
     Parameters
     ----------
-    store : ObservationStore
     device, digest : str
         Name, and hash of the figures; None: of every device with this name.
     model_id : str, optional
@@ -445,7 +444,6 @@ def list_observations(
         Only observations of this sender.
     before : str, optional
         Only observations that are older than the one with this id.
-    limit : int
     """
     query: Select[Any] = select(observations).where(observations.c.device == device)
     for column, value in (("device_digest", digest), ("model_id", model_id), ("sender", sender)):

@@ -51,42 +51,27 @@ _Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Observation:
-    """A measured latency and its prediction.
-
-    Attributes
-    ----------
-    predicted : PredictedBefore
-    latency_s : float
-        Measured, in seconds.
-    sender : str
-        Who reports it.
-    shared : bool
-        Whether the device and the model are the service's own: every sender's observations of them are counted in one
-        row, which belongs to no sender.
-    """
+    """A measured latency and its prediction."""
 
     predicted: PredictedBefore
+    #: Measured, in seconds.
     latency_s: float
+    #: Who reports it.
     sender: str = ""
+    #: Whether the device and the model are the service's own: every sender's observations of them are counted in one
+    #: row, which belongs to no sender.
     shared: bool = True
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Result of an observation.
+    """Result of an observation."""
 
-    Attributes
-    ----------
-    id : str
-        32 hexadecimal digits that sort by time. For a receipt that was observed before, the id of that observation.
-    latency_s : float
-        The stored measurement; it differs from the sent one if the receipt was observed before with another latency.
-    new : bool
-        Whether this observation was counted.
-    """
-
+    #: 32 hexadecimal digits that sort by time. For a receipt that was observed before, the id of that observation.
     id: str
+    #: The stored measurement; it differs from the sent one if the receipt was observed before with another latency.
     latency_s: float
+    #: Whether this observation was counted.
     new: bool
 
 

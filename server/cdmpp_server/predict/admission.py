@@ -135,13 +135,11 @@ class Senders:
 
         Parameters
         ----------
-        sender : str
         wait_s : float
             Seconds until there is room for it.
         work_s : float
             Seconds that it takes. The next refused request of this sender gets a Retry-After that is longer by this:
             otherwise all would be sent again at once, and most be refused again.
-        now : float
         """
         history = self._history(sender)
         at = min(max(history.promised, now + wait_s), now + MAX_RETRY_AFTER_S)

@@ -16,12 +16,7 @@ Levels = tuple[float, ...]
 
 
 class AnswerCache:
-    """Rendered answers of all models of a service, by query, program name and quantile levels.
-
-    Parameters
-    ----------
-    max_bytes : int
-    """
+    """Rendered answers of all models of a service, by query, program name and quantile levels."""
 
     def __init__(self, max_bytes: int) -> None:
         self._answers: Lru[RenderedAnswer] = Lru(max_bytes)

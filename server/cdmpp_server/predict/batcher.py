@@ -190,10 +190,8 @@ class Batcher:
 
         Parameters
         ----------
-        rows : int
         work : float
             Cost of the rows, in rows of a new operator.
-        deadline : Deadline
 
         Raises
         ------

@@ -23,7 +23,6 @@ class ObservedPrograms:
 
     Parameters
     ----------
-    store : ObservationStore
     programs : Programs
         Programs that this worker has cached.
     """

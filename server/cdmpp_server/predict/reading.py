@@ -154,7 +154,6 @@ class Reader:
 
     Parameters
     ----------
-    settings : Settings
     programs, devices, answers
         Caches of earlier requests.
     """

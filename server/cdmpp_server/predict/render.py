@@ -14,20 +14,13 @@ encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 class RenderedAnswer(NamedTuple):
-    """A rendered prediction.
+    """A rendered prediction."""
 
-    Attributes
-    ----------
-    text : str
-        The JSON object of a result after its id and, if it is signed, after the receipt in its ``prediction_id``.
-    kind : (str, str)
-        Device and domain, for statistics.
-    signed : bool
-        Whether the text begins with the content of a ``prediction_id``; only such answers are cached.
-    """
-
+    #: The JSON object of a result after its id and, if it is signed, after the receipt in its ``prediction_id``.
     text: str
+    #: Device and domain, for statistics.
     kind: tuple[str, str]
+    #: Whether the text begins with the content of a ``prediction_id``; only such answers are cached.
     signed: bool
 
 
@@ -36,8 +29,6 @@ def answer_of(prediction: Prediction, device_digest: str, signer: Signer | None)
 
     Parameters
     ----------
-    prediction : Prediction
-    device_digest : str
     signer : Signer, optional
         None while the database has not been opened: results then have no ``prediction_id``.
 

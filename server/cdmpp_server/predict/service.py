@@ -50,8 +50,6 @@ class PredictionService:
 
     Parameters
     ----------
-    models : Models
-    settings : Settings
     batcher : Batcher
         Computes predictions that are not cached.
     sandbox : Sandbox

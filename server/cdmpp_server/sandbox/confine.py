@@ -132,7 +132,6 @@ def confine(memory_bytes: int, max_open_files: int = MAX_OPEN_FILES, *, writes: 
     ----------
     memory_bytes : int
         Address space beyond what is mapped now, so that the libraries do not count.
-    max_open_files : int
     writes : bool
         Whether the process may write files.
 

@@ -45,18 +45,11 @@ class UnsupportedReply:
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """The library kernels that an ONNX model launches.
+    """The library kernels that an ONNX model launches."""
 
-    Attributes
-    ----------
-    programs : tuple of TensorProgram
-        Distinct operators.
-    counts : tuple of int
-        Number of launches of each.
-    unsupported : tuple of UnsupportedReply
-    """
-
+    #: Distinct operators.
     programs: tuple[TensorProgram, ...]
+    #: Number of launches of each.
     counts: tuple[int, ...]
     unsupported: tuple[UnsupportedReply, ...]
 

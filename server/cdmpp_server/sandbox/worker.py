@@ -54,25 +54,16 @@ OnProgress = Callable[[dict[str, Any], bytes], None]
 
 @dataclass(frozen=True)
 class Program:
-    """The command of a worker process.
+    """The command of a worker process."""
 
-    Attributes
-    ----------
-    module : str
-        Run as ``python -m MODULE MEMORY_BYTES PARENT *options``.
-    name : str
-        Name in the log.
-    options : tuple of str
-    environment : mapping
-        Environment variables beyond those of every worker.
-    max_payload : int
-        Largest payload of a reply, in bytes.
-    """
-
+    #: Run as ``python -m MODULE MEMORY_BYTES PARENT *options``.
     module: str
+    #: Name in the log.
     name: str
     options: tuple[str, ...] = ()
+    #: Environment variables beyond those of every worker.
     environment: Mapping[str, str] = field(default_factory=dict)
+    #: Largest payload of a reply, in bytes.
     max_payload: int = frames.MAX_PAYLOAD_BYTES
 
 
@@ -87,7 +78,6 @@ class Worker:
     ----------
     memory_bytes : int
         Memory for jobs, beyond what the libraries map.
-    program : Program
     """
 
     def __init__(self, memory_bytes: int, program: Program = READING) -> None:
@@ -292,7 +282,6 @@ class SupervisedWorker:
 
     Attributes
     ----------
-    worker : Worker or None
     restarts : int
         Number of processes replaced because of a job.
     """
@@ -469,8 +458,6 @@ class SandboxPool:
 
         Parameters
         ----------
-        job : callable
-        kill : bool
         cost : float
             Seconds of the job, by which senders get equal shares.
         first : bool
