@@ -53,26 +53,39 @@ _KEYS += ["output_tokens", "ctx_requests", "ctx_kv", "decode_requests", "mean_de
 
 @dataclass(frozen=True)
 class Cell:
-    """A measured duration."""
+    """A measured duration.
 
-    #: Kind of measurement, as tables name it.
+    Attributes
+    ----------
+    source : str
+        Kind of measurement, as tables name it.
+    engine : str
+        Name of the shipped profile.
+    config : str
+        Path of the model's configuration.
+    request : dict
+        Arguments of :func:`cdmpp.llm.estimate`; of a single step only those of layout and types.
+    name : {"total_s", "ttft_s", "tpot_s", "step_s"}
+    seconds : float
+    row : tuple
+        Keys of the source's row at fixed concurrency.
+    closed_loop : bool
+        ``tpot_s`` between the prefills of the other requests.
+    step : Prefill or Decode, optional
+        What a ``step_s`` is the time of.
+    """
+
     source: str
-    #: Name of the shipped profile.
     engine: str
     device: str
     model: str
-    #: Path of the model's configuration.
     config: str
-    #: Arguments of :func:`cdmpp.llm.estimate`; of a single step only those of layout and types.
     request: dict[str, Any]
     name: str
     seconds: float
-    #: ``tpot_s`` between the prefills of the other requests.
     closed_loop: bool = False
-    #: What a ``step_s`` is the time of.
     step: Step | None = None
     lengths: tuple[int, ...] | None = field(default=None)
-    #: Keys of the source's row at fixed concurrency.
     row: tuple[Any, ...] = ()
 
     @property

@@ -77,21 +77,33 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class PublishedStep:
-    """A measured step."""
+    """A measured step.
+
+    Attributes
+    ----------
+    source, model : str
+    device : DeviceSpec
+    config : dict
+        The model's config.json.
+    options : dict
+        Keyword arguments of ``training_step``; without ``recompute`` where the table does not say what is recomputed.
+    tokens_per_s : float
+        Tokens per second and device.
+    engine : str
+    release : str
+        Release of the framework.
+    memory_bytes : float or None
+        Of the fullest device, where the table has it.
+    """
 
     source: str
     model: str
     device: DeviceSpec
-    #: The model's config.json.
     config: dict[str, Any]
-    #: Keyword arguments of ``training_step``; without ``recompute`` where the table does not say what is recomputed.
     options: dict[str, Any]
-    #: Tokens per second and device.
     tokens_per_s: float
     engine: str
-    #: Release of the framework.
     release: str
-    #: Of the fullest device, where the table has it.
     memory_bytes: float | None = None
 
     @property
