@@ -36,26 +36,19 @@ def evaluate(
     records: Annotated[
         list[Path],
         typer.Option(
-            "--records",
             metavar="FILE|DIR",
             help="Project records, a folder of cdmpp collect, a public table, a tuning log, or a CSV with the columns "
             "program, latency_us and device; repeatable.",
-            show_default=False,
         ),
     ],
     model: ModelOption = None,
     devices: Annotated[
         str | None,
         typer.Option(
-            metavar="A,B",
-            help="Only these devices: names as in --device of other commands, or as the table has them.",
-            show_default=False,
+            metavar="A,B", help="Only these devices: names as in --device of other commands, or as the table has them."
         ),
     ] = None,
-    split: Annotated[
-        Part | None,
-        typer.Option("--split", help="Only rows of this part of the model's own split.", show_default=False),
-    ] = None,
+    split: Annotated[Part | None, typer.Option(help="Only rows of this part of the model's own split.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Compare a model's predictions with measured tables.

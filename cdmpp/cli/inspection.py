@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 def inspect(
     program: Annotated[
-        str,
-        typer.Argument(
-            metavar="PROGRAM", help="As for cdmpp predict; shows each distinct program.", show_default=False
-        ),
+        str, typer.Argument(metavar="PROGRAM", help="As for cdmpp predict; shows each distinct program.")
     ],
     json: JsonOption = False,
 ) -> None:

@@ -40,11 +40,10 @@ RemoteOption = Annotated[
     bool, typer.Option("--remote", help="With --url: the service also searches, as a job; Ctrl-C cancels it.")
 ]
 SeedsOption = Annotated[
-    int | None,
-    typer.Option("--seeds", min=1, help="With --ray: seeds to search from; default: one per core.", show_default=False),
+    int | None, typer.Option("--seeds", min=1, help="With --ray: seeds to search from; default: one per core.")
 ]
 IgnoreMemoryOption = Annotated[
-    bool, typer.Option("--ignore-memory", help="Plan as if the devices had unlimited memory.", show_default=False)
+    bool, typer.Option("--ignore-memory", help="Plan as if the devices had unlimited memory.")
 ]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="The request; - for stdin.")]
 

@@ -18,25 +18,19 @@ __all__ = ["plan", "rl"]
 
 
 def rl(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="FILE.json", help="The request; - for stdin.", show_default=False)
-    ] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE.json", help="The request; - for stdin.")] = None,
     config: Annotated[
         Path | None,
-        typer.Option(
-            metavar="CONFIG.json", help="In place of FILE: a language model, with the next three.", show_default=False
-        ),
+        typer.Option(metavar="CONFIG.json", help="In place of FILE: a language model, with the next three."),
     ] = None,
-    device: Annotated[str | None, typer.Option("--device", "-d", help="A known device.", show_default=False)] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="Devices for both stages.", show_default=False)] = None,
+    device: Annotated[str | None, typer.Option("--device", "-d", help="A known device.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Devices for both stages.")] = None,
     lengths: Annotated[
-        Path | None,
-        typer.Option(metavar="LENGTHS.csv", help="Response lengths in tokens: the first column.", show_default=False),
+        Path | None, typer.Option(metavar="LENGTHS.csv", help="Response lengths in tokens: the first column.")
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="With --config: samples of a step.")] = 512,
     mini_batch: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --config: samples of an update. Default: those of a step.", show_default=False),
+        int | None, typer.Option(min=1, help="With --config: samples of an update. Default: those of a step.")
     ] = None,
     prompt: Annotated[int, typer.Option(min=0, help="With --config: tokens of each prompt.")] = 512,
     forwards: Annotated[
@@ -44,42 +38,32 @@ def rl(
     ] = 2,
     products: Annotated[
         Literal["float8_e4m3", "mxfp8", "nvfp4"] | None,
-        typer.Option(help="With --config: type of the training's products.", show_default=False),
+        typer.Option(help="With --config: type of the training's products."),
     ] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="With --config: profile of generation. Default: vllm.", show_default=False)
-    ] = None,
+    engine: Annotated[str | None, typer.Option(help="With --config: profile of generation. Default: vllm.")] = None,
     train_engine: Annotated[str, typer.Option(help="With --config: profile of training.")] = "megatron",
-    weights: Annotated[
-        str | None, typer.Option(help="With --config: type of generation's weights.", show_default=False)
-    ] = None,
+    weights: Annotated[str | None, typer.Option(help="With --config: type of generation's weights.")] = None,
     layout: Annotated[
         Literal["any", "separate", "shared"],
         typer.Option(help="With --config: separate units for both stages, the same, or the better."),
     ] = "any",
     staleness: Annotated[
-        int | None, typer.Option(min=0, help="With --config: steps by which weights may be behind.", show_default=False)
+        int | None, typer.Option(min=0, help="With --config: steps by which weights may be behind.")
     ] = None,
     generation_tp: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --config: ranks of an instance. Default: searched.", show_default=False),
+        int | None, typer.Option(min=1, help="With --config: ranks of an instance. Default: searched.")
     ] = None,
     degrees: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME=N,...", help="With --config: degrees of training, such as pp=1,ep=1.", show_default=False
-        ),
+        str | None, typer.Option(metavar="NAME=N,...", help="With --config: degrees of training, such as pp=1,ep=1.")
     ] = None,
     budget: Annotated[
-        float | None,
-        typer.Option(min=0.01, help="Seconds of the search. Default with --config: 10.", show_default=False),
+        float | None, typer.Option(min=0.01, help="Seconds of the search. Default with --config: 10.")
     ] = None,
     measured: Annotated[
         Path | None,
         typer.Option(
             metavar="STEPS.csv",
             help="Measured steps: generation_s, inference_s, training_s, transfer_s or only step_s, and their layout.",
-            show_default=False,
         ),
     ] = None,
     json: JsonOption = False,

@@ -65,7 +65,6 @@ def predict(
             help="An operator (linear:m=512,n=4096,k=1024,dtype=float16; cdmpp support lists all), model.onnx, "
             "model.pt2 (torch.export), program.py (TVMScript), program.json (TVM JSON) or a MetaSchedule folder; "
             "or one table of operators (.txt, .csv, .parquet); or one torch module (package.module:factory).",
-            show_default=False,
         ),
     ],
     device: Annotated[
@@ -75,46 +74,38 @@ def predict(
             "-d",
             help="A known device (cdmpp devices), a .json/.toml specification, or native: this CPU; repeatable. A "
             "table may have a column device instead.",
-            show_default=False,
         ),
     ] = None,
     protocol: Annotated[
         Protocol | None,
         typer.Option(
             help="What the latency includes: device alone, in a graph, from the host. Default: kernel; eager for a "
-            "torch module.",
-            show_default=False,
+            "torch module."
         ),
     ] = None,
     framework: Annotated[
         Framework | None,
-        typer.Option(
-            help="Software that launches the library kernels, if known. Default for a torch module: pytorch.",
-            show_default=False,
-        ),
+        typer.Option(help="Software that launches the library kernels, if known. Default for a torch module: pytorch."),
     ] = None,
     implementation: Annotated[
         Implementation | None,
         typer.Option(
             help="One kernel (fused), the kernels of an eager framework (composed), of a compiler, or the fastest of "
-            "many candidates (tuned). Default: composed where PyTorch composes the operator, else fused.",
-            show_default=False,
+            "many candidates (tuned). Default: composed where PyTorch composes the operator, else fused."
         ),
     ] = None,
     backend: Annotated[
         Backend | None,
         typer.Option(
             help="A vendor library's kernels, or TVM programs as scheduled. Default: library for operators "
-            "and models, tvm for TIR.",
-            show_default=False,
+            "and models, tvm for TIR."
         ),
     ] = None,
     quantile: Annotated[
         list[float] | None,
         typer.Option(
             help="Levels of the interval; repeatable. Default: 0.1 and 0.9. Levels on one side of the median "
-            "are columns beside the default interval.",
-            show_default=False,
+            "are columns beside the default interval."
         ),
     ] = None,
     dim: Annotated[
@@ -130,7 +121,7 @@ def predict(
     optimizer: OptimizerOption = None,
     model: ModelOption = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with code 3 when a total leaves something out.", show_default=False)
+        bool, typer.Option("--strict", help="Exit with code 3 when a total leaves something out.")
     ] = False,
     out: OutOption = None,
     url: UrlOption = None,

@@ -25,8 +25,7 @@ ModeOption = Annotated[
     Literal["inference", "training", "forward"] | None,
     typer.Option(
         help="Forward pass of a torch module in eval(), forward and backward pass in train(), or forward pass as the "
-        "module is. Default: inference.",
-        show_default=False,
+        "module is. Default: inference."
     ),
 ]
 ExecutionOption = Annotated[
@@ -34,15 +33,12 @@ ExecutionOption = Annotated[
     typer.Option(
         help="Who launches a torch module's kernels: PyTorch's calls one by one, torch.compile, a captured graph, or "
         "both (reduce-overhead). Default: eager, or as torch.compile made the module; with --protocol the kernels are "
-        "summed.",
-        show_default=False,
+        "summed."
     ),
 ]
 HostOption = Annotated[
     str | None,
-    typer.Option(
-        "--host", help="Host profile of a torch module: a name or a .toml file. Default: by device.", show_default=False
-    ),
+    typer.Option("--host", help="Host profile of a torch module: a name or a .toml file. Default: by device."),
 ]
 InputOption = Annotated[
     list[str] | None,
@@ -51,20 +47,19 @@ InputOption = Annotated[
         metavar="[NAME=]SHAPE[:TYPE]",
         help="Example input of a torch module, such as 8,3,224,224 or input_ids=1,128:int64; repeatable. Default: "
         "those that the factory returns.",
-        show_default=False,
     ),
 ]
 DtypeOption = Annotated[
     Literal["float32", "float16", "bfloat16"] | None,
-    typer.Option("--dtype", help="Cast a torch module and its inputs to this type.", show_default=False),
+    typer.Option("--dtype", help="Cast a torch module and its inputs to this type."),
 ]
 AutocastOption = Annotated[
     Literal["float16", "bfloat16"] | None,
-    typer.Option("--autocast", help="Run products of a torch module in this type.", show_default=False),
+    typer.Option("--autocast", help="Run products of a torch module in this type."),
 ]
 OptimizerOption = Annotated[
     Literal["sgd", "adam", "adamw"] | None,
-    typer.Option("--optimizer", help="Add the update of the parameters to a training step.", show_default=False),
+    typer.Option("--optimizer", help="Add the update of the parameters to a training step."),
 ]
 
 

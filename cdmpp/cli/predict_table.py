@@ -29,12 +29,7 @@ _REQUESTS, _REQUEST_S, _RETRIES = 4, 600.0, 20
 
 OutOption = Annotated[
     Path | None,
-    typer.Option(
-        "--out",
-        metavar="FILE",
-        help="Answers of a table: .csv or .parquet; default: CSV on stdout.",
-        show_default=False,
-    ),
+    typer.Option("--out", metavar="FILE", help="Answers of a table: .csv or .parquet; default: CSV on stdout."),
 ]
 UrlOption = Annotated[
     str | None,
@@ -42,7 +37,6 @@ UrlOption = Annotated[
         "--url",
         help="The service at this address predicts the table or torch module, not a local model; CDMPP_API_KEY has "
         "its key.",
-        show_default=False,
     ),
 ]
 

@@ -41,7 +41,6 @@ def replay(
             help="A replay request as JSON or Parquet (docs/replay.md), - for JSON on stdin; or with --device a model: "
             "one inference of model.onnx, its programs on one stream; or traces of torch.profiler or Nsight Systems, "
             "one for each rank (docs/traces.md).",
-            show_default=False,
         ),
     ],
     device: Annotated[

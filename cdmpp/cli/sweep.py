@@ -17,13 +17,10 @@ from cdmpp.cli.ray_option import RayOption
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="The sweep (docs/tables.md).", show_default=False)],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="All points: .csv, .parquet or .json.", show_default=False),
-    ] = None,
+    file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="The sweep (docs/tables.md).")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="All points: .csv, .parquet or .json.")] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="PNG", help="Draw the points and the Pareto front (extra `plan`).")
+        Path | None, typer.Option(metavar="PNG", help="Draw the points and the Pareto front (extra `plan`).")
     ] = None,
     ray: RayOption = None,
     model: ModelOption = None,
