@@ -30,6 +30,10 @@ DevicesOption = Annotated[
         help="A known device (cdmpp devices), a .json/.toml specification, or native: this CPU; repeatable.",
     ),
 ]
+DimOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="Size of a dynamic dimension of an ONNX model; repeatable."),
+]
 NetworkOption = Annotated[
     str | None,
     typer.Option(

@@ -7,16 +7,17 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from cdmpp.cli.output import JsonOption, ModelOption
-from cdmpp.cli.plan import FigureOption, IgnoreMemoryOption, RemoteOption, SeedsOption, UrlOption, plan, run_request
-from cdmpp.cli.plan_files import ExportOption, FromOption, OutOption, PlanFiles, PrintOption, SetOption, WithOption
-from cdmpp.cli.ray_option import RayCommand, RayOption
+from cdmpp.cli.options import with_fields
+from cdmpp.cli.plan import plan, run_request
+from cdmpp.cli.plan_files import PlanFiles, PlanOptions
+from cdmpp.cli.ray_option import RayCommand
 from cdmpp.errors import DataError
 from cdmpp.plan.registry import PLANNERS
 
 __all__ = ["plan", "rl"]
 
 
+@with_fields(PlanOptions)
 def rl(
     file: Annotated[Path | None, typer.Argument(metavar="FILE.json", help="The request; - for stdin.")] = None,
     config: Annotated[
@@ -66,26 +67,14 @@ def rl(
             help="Measured steps: generation_s, inference_s, training_s, transfer_s or only step_s, and their layout.",
         ),
     ] = None,
-    json: JsonOption = False,
-    figure: FigureOption = None,
-    model: ModelOption = None,
-    url: UrlOption = None,
-    remote: RemoteOption = False,
-    ray: RayOption = None,
-    seeds: SeedsOption = None,
-    export: ExportOption = None,
-    out: OutOption = None,
-    read: FromOption = None,
-    fields: WithOption = None,
-    settings: SetOption = None,
-    print_request: PrintOption = False,
-    ignore_memory: IgnoreMemoryOption = False,
+    **options: Any,
 ) -> None:
     """Pools, dispatch and streaming of an RL post-training step (StreamRL, RLHFuse).
 
     With --config, costs, memory limits, weights and cache come from the model, and the training's layout is searched.
     """
-    files = PlanFiles.of("rl", export, out, read, fields, settings or [])
+    chosen = PlanOptions(**options)
+    files = PlanFiles("rl", chosen)
     if (file is None) == (config is None):
         raise DataError("give either a request or --config", hint="cdmpp plan rl --help shows both")
 
@@ -120,25 +109,23 @@ def rl(
             degrees=_degrees(degrees),
             budget_s=10.0 if budget is None else budget,
             measured=steps,
-            predictor=LatencyPredictor.load(model),
+            predictor=LatencyPredictor.load(chosen.model),
         )
 
-    options = (json, figure, model, url, remote, ray, seeds)
-    name = file or config or Path("-")
-    run_request(PLANNERS["rl"], name, value, files, options, print_request=print_request, ignore_memory=ignore_memory)
+    run_request(PLANNERS["rl"], file or config or Path("-"), value, files, chosen)
 
 
 def _degrees(text: str | None) -> dict[str, int]:
     """Degrees of ``tp=2,pp=1``."""
     from cdmpp.plan.rl.measured import DEGREES
 
-    found: dict[str, int] = {}
+    degrees: dict[str, int] = {}
     for part in filter(None, (text or "").split(",")):
         name, _, value = part.partition("=")
         if name.strip() not in DEGREES or not value.strip().isdecimal():
             raise DataError(f"--degrees: {part[:40]!r} is not allowed", hint=f"NAME=N with {', '.join(DEGREES)}")
-        found[name.strip()] = int(value)
-    return found
+        degrees[name.strip()] = int(value)
+    return degrees
 
 
 plan.command(
