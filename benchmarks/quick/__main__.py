@@ -125,10 +125,7 @@ def _means_of(known: dict[str, dict[str, tuple[float, float]]]) -> dict[str, flo
 def load_variant(name: str) -> QuickVariant:
     """The variant of a file.
 
-    Raises
-    ------
-    SystemExit
-        There is no such file, or it has no VARIANT.
+    Raises SystemExit: there is no such file, or it has no VARIANT.
     """
     path = Path(name) if name.endswith(".py") else Path(__file__).parent / "variants" / f"{name}.py"
     if not path.is_file():

@@ -83,10 +83,7 @@ def evaluate(
 def _device_names(artifact: Artifact, files: list[Path], chosen: list[str]) -> list[str]:
     """Names of devices; a short name that no table has becomes its commonest board.
 
-    Raises
-    ------
-    UnknownDeviceError
-        Neither cdmpp nor the model nor any table has a name.
+    Raises UnknownDeviceError: neither cdmpp nor the model nor any table has a name.
     """
     from cdmpp.data.load import load_table
     from cdmpp.devices.host import is_native, native_name

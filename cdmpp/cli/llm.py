@@ -227,10 +227,7 @@ def calibrate(
 def _trace(path: Path) -> list[tuple[float, int, int]]:
     """Requests of a CSV file.
 
-    Raises
-    ------
-    DataError
-        The file cannot be read, or a row is no request.
+    Raises DataError: the file cannot be read, or a row is no request.
     """
     hint = "a CSV file with arrival_s, input, output"
     rows = parse_file(path, lambda text: parse_table(text, MAX_REQUESTS), "CSV", hint, max_bytes=MAX_TRACE_BYTES)
@@ -246,10 +243,7 @@ def _trace(path: Path) -> list[tuple[float, int, int]]:
 def _pool(text: str) -> dict[str, Any]:
     """Fields of a prefill pool, as "tp=4,dp=2".
 
-    Raises
-    ------
-    DataError
-        A part has no value, or a number is none.
+    Raises DataError: A part has no value, or a number is none.
     """
     pool: dict[str, Any] = {}
     for part in text.split(","):

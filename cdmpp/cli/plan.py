@@ -167,12 +167,8 @@ def show(request: Any, plan: Any, as_json: bool, figure: Path | None, *, indent:
 def check_figure(path: Path | None) -> None:
     """Check the path of a figure before the search starts.
 
-    Raises
-    ------
-    DataError
-        The file cannot be written, or its extension is not an image format.
-    ModuleNotFoundError
-        matplotlib is not installed.
+    Raises DataError: the file cannot be written, or its extension is not an image format; ModuleNotFoundError:
+    matplotlib is not installed.
     """
     if path is None:
         return
@@ -186,10 +182,7 @@ def check_figure(path: Path | None) -> None:
 def draw_to(path: Path, request: Any, plan: Any) -> None:
     """Write the figure of a plan.
 
-    Raises
-    ------
-    DataError
-        The file cannot be written.
+    Raises DataError: the file cannot be written.
     """
     save_figure(request.sibling("solver").draw(request, plan), path)
 

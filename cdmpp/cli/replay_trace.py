@@ -128,10 +128,7 @@ def replay_traces(files: Sequence[str], given: ReplayOptions) -> None:
 def save(path: Path, request: dict[str, Any]) -> None:
     """Write a replay request as JSON or Parquet.
 
-    Raises
-    ------
-    DataError
-        The file cannot be written.
+    Raises DataError: the file cannot be written.
     """
     if path.suffix.lower() != ".parquet":
         write(path, request)
@@ -146,10 +143,7 @@ def save(path: Path, request: dict[str, Any]) -> None:
 def write(path: Path, value: Any) -> None:
     """Write JSON; a previous file is kept until the new one is whole.
 
-    Raises
-    ------
-    DataError
-        The file cannot be written.
+    Raises DataError: the file cannot be written.
     """
     from cdmpp.utils.writing import replacing
 

@@ -33,10 +33,7 @@ class ServedPrediction(Prediction):
 def content(answer: HttpAnswer) -> Any:
     """The JSON of a response; raises the error of a refusal.
 
-    Raises
-    ------
-    CdmppError
-        The class whose code the service gives; ServiceError for anything else.
+    Raises CdmppError: the class whose code the service gives; ServiceError for anything else.
     """
     check(answer)
     try:
@@ -108,10 +105,7 @@ def problem_of(answer: HttpAnswer) -> dict[str, Any]:
 def listed(value: Any, name: str, length: int | None = None) -> Sequence[Any]:
     """A list in a response.
 
-    Raises
-    ------
-    ServiceError
-        It is not there, or of another length than was asked.
+    Raises ServiceError: it is not there, or of another length than was asked.
     """
     items = value.get(name) if isinstance(value, dict) else None
     if not isinstance(items, list) or (length is not None and len(items) != length):
@@ -244,10 +238,7 @@ class Texts:
 def read_program(program: ProgramLike) -> TensorProgram | dict[str, Any]:
     """A program, or an object that only the service can resolve (TVMScript, a hash).
 
-    Raises
-    ------
-    InvalidProgramError, UnsupportedOperatorError
-        The program is invalid; operators are checked here.
+    Raises InvalidProgramError, UnsupportedOperatorError: the program is invalid; operators are checked here.
     """
     if isinstance(program, Mapping) and set(program) in ({"tvmscript"}, {"hash"}):
         return dict(program)
@@ -257,10 +248,7 @@ def read_program(program: ProgramLike) -> TensorProgram | dict[str, Any]:
 def program_fields(program: TensorProgram | EncodedProgram | dict[str, Any]) -> dict[str, Any]:
     """JSON value of a program.
 
-    Raises
-    ------
-    InvalidProgramError
-        The program has no JSON form.
+    Raises InvalidProgramError: the program has no JSON form.
     """
     if isinstance(program, dict):
         return program
@@ -280,10 +268,7 @@ def program_fields(program: TensorProgram | EncodedProgram | dict[str, Any]) -> 
 def device_fields(device: DeviceSpec | Mapping[str, Any] | str) -> Any:
     """JSON value of a device.
 
-    Raises
-    ------
-    InvalidDeviceError
-        The value is not a device.
+    Raises InvalidDeviceError: the value is not a device.
     """
     if isinstance(device, DeviceSpec):
         return device.model_dump(mode="json", exclude_none=True)
@@ -297,10 +282,7 @@ def device_fields(device: DeviceSpec | Mapping[str, Any] | str) -> Any:
 def to_json(value: Any) -> str:
     """JSON without spaces.
 
-    Raises
-    ------
-    InvalidProgramError
-        A value has no JSON form (NaN, an object).
+    Raises InvalidProgramError: A value has no JSON form (NaN, an object).
     """
     try:
         return _encode(value)

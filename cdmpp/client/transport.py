@@ -118,10 +118,7 @@ class Attempts:
     def left_s(self) -> float:
         """Remaining seconds.
 
-        Raises
-        ------
-        DeadlineExceededError
-            No time is left.
+        Raises DeadlineExceededError: no time is left.
         """
         left = self._ends - time.monotonic()
         if left <= 0:
@@ -155,10 +152,7 @@ class Attempts:
     def _after_error(self, error: Exception, call: HttpCall) -> float:
         """Seconds to wait before another attempt.
 
-        Raises
-        ------
-        DeadlineExceededError, ServiceError
-            There is no further attempt.
+        Raises DeadlineExceededError, ServiceError: there is no further attempt.
         """
         if isinstance(error, _TIMED_OUT):
             raise self._too_late() from None
@@ -197,10 +191,7 @@ def _reason(error: Exception) -> str:
 def options(url: str, api_key: str | None, transport: Any) -> dict[str, Any]:
     """Arguments of httpx2's clients.
 
-    Raises
-    ------
-    ServiceError
-        ``url`` is not an HTTP URL.
+    Raises ServiceError: ``url`` is not an HTTP URL.
     """
     headers = {"accept": "*/*", "user-agent": "cdmpp-client"}
     if api_key is not None:

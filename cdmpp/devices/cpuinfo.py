@@ -47,10 +47,7 @@ class CpuInfo:
 def read_linux(cores: Sequence[int], root: Path = Path("/")) -> CpuInfo:
     """Read ``/proc/cpuinfo`` and sysfs for the cores in query.
 
-    Raises
-    ------
-    InvalidDeviceError
-        There is no such file, or the cores are of different kinds.
+    Raises InvalidDeviceError: there is no such file, or the cores are of different kinds.
     """
     try:
         text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")

@@ -47,10 +47,7 @@ _MAX_PROBLEMS = 12
 def from_mapping(values: Mapping[str, Any]) -> DeviceSpec:
     """Make a device from a mapping with the fields of :class:`DeviceSpec`.
 
-    Raises
-    ------
-    InvalidDeviceError
-        A field is missing, unknown or impossible; the message names each.
+    Raises InvalidDeviceError: A field is missing, unknown or impossible; the message names each.
     """
     try:
         return DeviceSpec.model_validate(dict(values))
@@ -74,9 +71,7 @@ _MATRIX_UNITS = re.compile(
 def described_device(values: Mapping[str, Any]) -> DeviceSpec:
     """:func:`from_mapping` for a user's device: matrix units need their rate, for 16-bit products would run at fp32's.
 
-    Raises
-    ------
-    InvalidDeviceError
+    Raises InvalidDeviceError.
     """
     spec = from_mapping(values)
     if spec.peak_flops_fp16_matrix is not None or spec.kind != "gpu" or not _MATRIX_UNITS.search(spec.arch):

@@ -117,10 +117,7 @@ class FeatureAnswers:
     def from_bytes(cls, body: bytes | bytearray | memoryview) -> FeatureAnswers:
         """Read what :meth:`to_bytes` wrote.
 
-        Raises
-        ------
-        DataError
-            Not such bytes.
+        Raises DataError: not such bytes.
         """
         tensors, metadata = read(body, _FIGURES)
         expect_format(metadata, ANSWERS_FORMAT)
@@ -178,10 +175,7 @@ class FeaturePart:
     def launcher(self) -> str | None:
         """The framework whose kernels answer, as :func:`cdmpp.programs.query_options.launcher_of` chooses it.
 
-        Raises
-        ------
-        DataError
-            The framework or the implementation is not known.
+        Raises DataError: the framework or the implementation is not known.
         """
         for what, known in (("framework", FRAMEWORKS), ("implementation", IMPLEMENTATIONS)):
             if getattr(self, what) is not None:
@@ -238,10 +232,7 @@ class FeatureQueries:
     ) -> FeatureQueries:
         """The rows of ``parts`` in order.
 
-        Raises
-        ------
-        DataError
-            An option or operator is not known, or features are not finite.
+        Raises DataError: an option or operator is not known, or features are not finite.
         """
         counts = [len(part.encoded) for part in parts]
         edges = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
@@ -388,12 +379,8 @@ class FeatureQueries:
     def from_bytes(cls, body: bytes | bytearray | memoryview) -> FeatureQueries:
         """Inverse of :meth:`to_bytes`; checks all content.
 
-        Raises
-        ------
-        DataError
-            Not such bytes, of another version of the features, or a value that cannot be.
-        InvalidDeviceError
-            A device specification is invalid.
+        Raises DataError: not such bytes, of another version of the features, or a value that cannot be;
+        InvalidDeviceError: A device specification is invalid.
         """
         tensors, metadata = read(body, _ROWS, _OPTIONAL)
         expect_format(metadata, QUESTIONS_FORMAT)

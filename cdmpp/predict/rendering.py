@@ -172,10 +172,7 @@ class Column:
 def arrow_table(columns: Mapping[str, Column]) -> Any:
     """A ``pyarrow.Table`` of columns of equal length.
 
-    Raises
-    ------
-    MissingDependencyError
-        pyarrow is not installed.
+    Raises MissingDependencyError: pyarrow is not installed.
     """
     try:
         import pyarrow as pa

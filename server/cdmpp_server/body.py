@@ -103,10 +103,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 def parse_json(body: bytes | bytearray) -> Any:
     """Parse a JSON text.
 
-    Raises
-    ------
-    ProblemError
-        400 if it is not JSON, 413 if it has more than :data:`MAX_VALUES` values.
+    Raises ProblemError: 400 if it is not JSON, 413 if it has more than :data:`MAX_VALUES` values.
     """
     if len(body) > MAX_VALUES and _count(body) > MAX_VALUES:
         raise ProblemError(
@@ -134,10 +131,7 @@ def _count(body: bytes | bytearray) -> int:
 def parse(model: type[_Model], body: bytes | bytearray) -> _Model:
     """Parse and validate the bytes of a body.
 
-    Raises
-    ------
-    ProblemError
-        400 if it is not JSON, 422 if it violates the model's schema.
+    Raises ProblemError: 400 if it is not JSON, 422 if it violates the model's schema.
     """
     return check(model, parse_json(body))
 
@@ -145,10 +139,7 @@ def parse(model: type[_Model], body: bytes | bytearray) -> _Model:
 def check(model: type[_Model], value: Any) -> _Model:
     """Validate a JSON value.
 
-    Raises
-    ------
-    ProblemError
-        422 if it violates the model's schema.
+    Raises ProblemError: 422 if it violates the model's schema.
     """
     try:
         check_width(value)

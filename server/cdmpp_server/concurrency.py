@@ -43,10 +43,7 @@ class Deadline:
     def of(cls, request: Request, settings: Settings) -> Deadline:
         """Return the deadline of a request whose body has arrived.
 
-        Raises
-        ------
-        ProblemError
-            422 if the header is not a positive number.
+        Raises ProblemError: 422 if the header is not a positive number.
         """
         text = request.headers.get(TIMEOUT_HEADER)
         if text is None:
@@ -68,10 +65,7 @@ class Deadline:
     async def limit(self) -> AsyncIterator[None]:
         """Cancel the block at the deadline.
 
-        Raises
-        ------
-        ProblemError
-            504 at the deadline; 503 if the block raises OverloadedError.
+        Raises ProblemError: 504 at the deadline; 503 if the block raises OverloadedError.
         """
         try:
             async with asyncio.timeout_at(self.at):
@@ -118,10 +112,7 @@ class ConcurrencyLimiter:
     async def run(self, work: Callable[[], T], deadline: Deadline | None = None) -> T:
         """Run ``work`` in a thread once one is free; work that has begun is not interrupted.
 
-        Raises
-        ------
-        ProblemError
-            503 if the queue is full, 504 if the deadline passes before a thread is free.
+        Raises ProblemError: 503 if the queue is full, 504 if the deadline passes before a thread is free.
         """
         if self._calls >= self._capacity:
             raise ProblemError(

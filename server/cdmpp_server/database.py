@@ -45,10 +45,7 @@ def default_database(model: Path | None) -> str:
 def database_url(database: str) -> URL:
     """Return the URL of a database: path of a SQLite file, or SQLAlchemy URL.
 
-    Raises
-    ------
-    ValueError
-        It is neither a path nor a URL of SQLite or PostgreSQL.
+    Raises ValueError: it is neither a path nor a URL of SQLite or PostgreSQL.
     """
     if "://" not in database and database not in ("", ":memory:"):
         return URL.create("sqlite", database=database)

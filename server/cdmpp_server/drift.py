@@ -72,10 +72,7 @@ class ProposalJob:
     async def __call__(self, job: LeasedJob) -> str:
         """Execute a job; returns its answer as JSON.
 
-        Raises
-        ------
-        ProblemError
-            There are too few observations, or they cannot be used.
+        Raises ProblemError: there are too few observations, or they cannot be used.
         """
         try:
             return await self._propose(json.loads(job.request)["proposal"])
@@ -137,10 +134,7 @@ class ProposalJob:
 def hold_back(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     """Rows to adapt to, and rows of every :data:`HELD_BACK`-th other query to compare with.
 
-    Raises
-    ------
-    ProblemError
-        There are fewer queries.
+    Raises ProblemError: there are fewer queries.
     """
     queries = sorted({_query(row) for row in rows})
     if len(queries) < HELD_BACK:

@@ -47,9 +47,7 @@ class Load:
     def admit(self, sender: str, kind: str, size: float, left_s: float) -> Place:
         """Add a request that has ``left_s`` seconds; one that finds a free process is always admitted.
 
-        Raises
-        ------
-        RefusedError
+        Raises RefusedError.
         """
         place = Place(sender, kind, size)
         if len(self._open) >= self._processes:

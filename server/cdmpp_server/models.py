@@ -76,10 +76,7 @@ class Models:
     def get(self, model_id: str | None) -> LatencyPredictor:
         """Return the model with this id; the base model for None.
 
-        Raises
-        ------
-        ProblemError
-            404 if there is no such model, or no longer.
+        Raises ProblemError: 404 if there is no such model, or no longer.
         """
         predictor = self.in_memory(model_id)
         if predictor is not None:

@@ -116,10 +116,8 @@ class ModelQuery:
     def read(cls, pairs: Iterable[tuple[str, str]]) -> ModelQuery:
         """Read the pairs of a query string.
 
-        Raises
-        ------
-        ProblemError
-            422 for an unknown parameter, a missing or an invalid value; 409 for a dimension with two sizes.
+        Raises ProblemError: 422 for an unknown parameter, a missing or an invalid value; 409 for a dimension with two
+        sizes.
         """
         given: dict[str, list[str]] = {}
         for name, value in pairs:

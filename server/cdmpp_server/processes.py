@@ -319,10 +319,7 @@ async def run_job(
 ) -> WorkerReply:
     """Run one job of the queue in a planning process.
 
-    Raises
-    ------
-    ProblemError
-        The refusal of the request; 409 for memory, 504 for time, 500 for a crash.
+    Raises ProblemError: the refusal of the request; 409 for memory, 504 for time, 500 for a crash.
     """
     with PLANNING.problems(header, limit_s=limit_s):
         reply, data = await worker.run(header, payload, limit_s, on_progress)

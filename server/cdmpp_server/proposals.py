@@ -208,10 +208,7 @@ def with_taken(predictor: LatencyPredictor, proposals: ProposalStore) -> tuple[L
 def with_proposal(predictor: LatencyPredictor, proposal: Proposal | None) -> LatencyPredictor:
     """A loaded model with a proposal instead of its adapter; the model itself if the proposal is for another base.
 
-    Raises
-    ------
-    ArtifactError
-        The proposal was made by another version of the service.
+    Raises ArtifactError: the proposal was made by another version of the service.
     """
     if proposal is None:
         return predictor

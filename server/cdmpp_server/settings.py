@@ -46,10 +46,7 @@ def injected(name: str, value: str) -> bool:
 def check_names(environment: Mapping[str, str], fields: Collection[str]) -> None:
     """Refuse variables that begin with CDMPP_ and that nothing reads, so that no misspelled setting is ignored.
 
-    Raises
-    ------
-    ValueError
-        The message names each unknown variable with the nearest known one, and no value.
+    Raises ValueError: the message names each unknown variable with the nearest known one, and no value.
     """
     known = {*OTHERS, *(PREFIX + field.upper() for field in fields)}
     wrong = [

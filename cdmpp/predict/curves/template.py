@@ -73,10 +73,7 @@ class Expression:
     def __call__(self, values: Values) -> int:
         """The size at a point.
 
-        Raises
-        ------
-        InvalidProgramError
-            Not a whole number, a division by zero, or figures that no size needs.
+        Raises InvalidProgramError: not a whole number, a division by zero, or figures that no size needs.
         """
         try:
             value = self._root(values)
@@ -216,10 +213,7 @@ class Template:
     def parse(cls, text: str, count: int = 1) -> Template:
         """Parse a text such as ``linear:m=batch*tokens,n=4096,k=1024``.
 
-        Raises
-        ------
-        InvalidProgramError
-            The text is not ``name:key=value,...``.
+        Raises InvalidProgramError: the text is not ``name:key=value,...``.
         """
         return cls(template_fields(text), count)
 

@@ -102,10 +102,7 @@ class Row(BaseModel):
 def exactly_one(model: M, *names: str) -> M:
     """Validate that exactly one of some optional fields is given: ``x`` or ``x_s``.
 
-    Raises
-    ------
-    ValueError
-        None or several are given.
+    Raises ValueError: none or several are given.
     """
     if sum(getattr(model, name) is not None for name in names) != 1:
         raise PydanticCustomError("value_error", "give either {names}", {"names": " or ".join(names)})
@@ -120,10 +117,7 @@ def at_most_one(model: M, *names: str) -> M:
 def instead_of(model: M, predicted: str, *given: str) -> M:
     """Validate that fields in seconds keep their default of 0 where a field that replaces them is given.
 
-    Raises
-    ------
-    ValueError
-        Both are given.
+    Raises ValueError: both are given.
     """
     if getattr(model, predicted) is not None and any(getattr(model, name) for name in given):
         names = {"names": f"{predicted} or {' and '.join(given)}"}

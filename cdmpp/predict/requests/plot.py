@@ -49,10 +49,7 @@ class Bar:
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure; sizes in inches.
 
-    Raises
-    ------
-    MissingDependencyError
-        matplotlib is not installed.
+    Raises MissingDependencyError: matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure

@@ -83,10 +83,7 @@ class SlicePredictor:
     def __call__(self, part: TableSlice) -> AnsweredSlice:
         """Predict a slice.
 
-        Raises
-        ------
-        UnknownDeviceError
-            A device of the task is not known; one that a row names is an error of its row.
+        Raises UnknownDeviceError: A device of the task is not known; one that a row names is an error of its row.
         """
         return self.answer(part, self.read(part))
 
@@ -142,10 +139,7 @@ def write_answers(
 ) -> TableSummary:
     """Write answers to a file, or to the standard output where ``out`` is None.
 
-    Raises
-    ------
-    DataError
-        The file cannot be written. It is there only when every slice was answered.
+    Raises DataError: the file cannot be written. It is there only when every slice was answered.
     """
     format_of(out)
     summary = TableSummary()

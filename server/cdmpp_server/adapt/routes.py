@@ -93,10 +93,7 @@ async def adapt_model(
     The sandbox reads TIR texts first and refuses those that exceed its limits, and converts TVMScript to TVM JSON.
     An adapting process reads TVM JSON again, in plain Python. It is killed at the deadline.
 
-    Raises
-    ------
-    ProblemError
-        404 for an unknown device, 409 for records that cannot be used, 503 and 504 under load.
+    Raises ProblemError: 404 for an unknown device, 409 for records that cannot be used, 503 and 504 under load.
     """
     service = state.service
     sent = [(record["program"], record["backend"]) for record in records]

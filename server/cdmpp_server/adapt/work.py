@@ -44,10 +44,7 @@ class Bases:
     def get(self, folder: str, model_id: str) -> LatencyPredictor:
         """The base model of a folder.
 
-        Raises
-        ------
-        ArtifactError
-            The folder no longer holds this model.
+        Raises ArtifactError: the folder no longer holds this model.
         """
         if self._last is None or self._last.model_id != model_id:
             artifact = without_adapter(load_artifact(folder))
@@ -134,12 +131,7 @@ def _propose(base: LatencyPredictor, request: Mapping[str, Any]) -> WorkerReply:
 
 
 def measurements(records: list[dict[str, Any]]) -> list[Measurement]:
-    """Records as measurements without a device.
-
-    Raises
-    ------
-    RecordError
-    """
+    """Records as measurements without a device; raises RecordError."""
     rows = []
     for position, record in enumerate(records):
         try:
@@ -153,10 +145,7 @@ def measurements(records: list[dict[str, Any]]) -> list[Measurement]:
 def pack(answer: Mapping[str, Any], adapted: LatencyPredictor) -> WorkerReply:
     """Reply with an answer and the two files of an adapted model.
 
-    Raises
-    ------
-    ArtifactError
-        Only the collectives were adapted, and the service keeps adapters of the network alone.
+    Raises ArtifactError: only the collectives were adapted, and the service keeps adapters of the network alone.
     """
     if adapted.artifact.adapter is None:
         raise ArtifactError(

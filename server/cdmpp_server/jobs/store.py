@@ -173,12 +173,7 @@ class JobStore:
         self._max_kept, self._keep_s = max_kept, keep_s
 
     def add(self, kind: str, request: bytes, prices: bytes, budget_s: float | None, sender: str = "") -> str:
-        """Store a job and return its id: 128 random bits, which nobody can guess.
-
-        Raises
-        ------
-        FullError, QuotaError
-        """
+        """Store a job and return its id: 128 random bits, which nobody can guess; raises FullError or QuotaError."""
         id = secrets.token_hex(16)
         row = {
             "id": id,

@@ -146,10 +146,7 @@ class Signer:
     def read(self, text: str) -> PredictedBefore:
         """Read a token.
 
-        Raises
-        ------
-        ValueError
-            This service did not make the token, or it was changed or is incomplete.
+        Raises ValueError: this service did not make the token, or it was changed or is incomplete.
         """
         if len(text) > MAX_ID:
             raise ValueError(f"a prediction_id has at most {MAX_ID} characters")

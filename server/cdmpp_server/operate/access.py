@@ -142,10 +142,7 @@ class Rates:
     def take(self, sender: str) -> None:
         """Charge one request.
 
-        Raises
-        ------
-        ProblemError
-            429 with the seconds to wait, if a rate is exceeded.
+        Raises ProblemError: 429 with the seconds to wait, if a rate is exceeded.
         """
         bucket = self._bucket(sender)
         wait_s = 0.0
@@ -236,10 +233,7 @@ class Hosts:
     def check(self, scope: Scope) -> None:
         """Check the Host header of a request.
 
-        Raises
-        ------
-        ProblemError
-            421: it is none of the accepted names, is repeated, or is absent.
+        Raises ProblemError: 421: it is none of the accepted names, is repeated, or is absent.
         """
         if self._every:
             return

@@ -54,12 +54,7 @@ class PlanReader:
     def read(self, kind: str, body: bytes) -> Request[Any]:
         """The validated request of a body.
 
-        Raises
-        ------
-        ProblemError
-            400, 409 or 422.
-        CdmppError
-            Sizes cannot be determined because the request is wrong.
+        Raises ProblemError: 400, 409 or 422; CdmppError: sizes cannot be determined because the request is wrong.
         """
         key = hashlib.sha256(kind.encode() + b"\0" + body).digest()
         if self._last is not None and self._last[0] == key:

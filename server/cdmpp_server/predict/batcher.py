@@ -227,11 +227,8 @@ class Batcher:
         It is called also if the request misses its deadline later, so that a repeated request can continue.
         ``place`` is a ticket of :meth:`admitted` and the work of the queries; without it the request is admitted here.
 
-        Raises
-        ------
-        ProblemError
-            503 at once if the request is not admitted, 504 at the deadline. Then, and when the caller is cancelled,
-            rows that are not in a batch yet are not computed.
+        Raises ProblemError: 503 at once if the request is not admitted, 504 at the deadline. Then, and when the caller
+        is cancelled, rows that are not in a batch yet are not computed.
         """
         if not queries:
             return []
@@ -259,12 +256,7 @@ class Batcher:
     ) -> FeatureAnswers:
         """Predictions of rows as arrays, at least one row.
 
-        Raises
-        ------
-        ProblemError
-            503, 504.
-        CdmppError
-            A row cannot be predicted.
+        Raises ProblemError: 503, 504; CdmppError: A row cannot be predicted.
         """
 
         def compute(parts: list[Part]) -> list[FeatureAnswers]:

@@ -28,10 +28,7 @@ async def predict_features(
 
     One faulty row refuses the whole request.
 
-    Raises
-    ------
-    ProblemError
-        422 for an invalid body, 404 for an unknown model or device, 503 and 504 under load.
+    Raises ProblemError: 422 for an invalid body, 404 for an unknown model or device, 503 and 504 under load.
     """
     with bugs_hidden("/predict"):
         try:

@@ -165,10 +165,7 @@ class Reader:
     def parse(self, body: bytes | bytearray) -> Envelope:
         """The request; its items are not validated yet.
 
-        Raises
-        ------
-        ProblemError
-            400 or 422.
+        Raises ProblemError: 400 or 422.
         """
         return check(self._envelope_model, parse_json(body))
 
@@ -199,10 +196,7 @@ class Reader:
     def read(self, envelope: Envelope, reading: Reading, positions: Sequence[int]) -> None:
         """Find programs and devices of these items, which have no cached answer.
 
-        Raises
-        ------
-        ProblemError
-            With strict: the status of the first error.
+        Raises ProblemError: with strict: the status of the first error.
         """
         for position in positions:
             raw = envelope.items[position]

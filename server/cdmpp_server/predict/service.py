@@ -93,11 +93,8 @@ class PredictionService:
     async def predict(self, body: bytes | bytearray, deadline: Deadline, on_items: Callable[[int], None]) -> bytes:
         """Response body of a request body; ``on_items`` is called with the number of items.
 
-        Raises
-        ------
-        ProblemError
-            400 or 422 for the envelope, 4xx for an item of a strict request, 503 or 504 under load, 500 for
-            a bug.
+        Raises ProblemError: 400 or 422 for the envelope, 4xx for an item of a strict request, 503 or 504 under load,
+        500 for a bug.
         """
         with bugs_hidden("/predict"):
             small = len(body) <= INLINE_BYTES
@@ -135,10 +132,7 @@ class PredictionService:
     async def register(self, body: bytes | bytearray, deadline: Deadline, on_items: Callable[[int], None]) -> bytes:
         """Register programs; every worker with the same store then accepts the returned hashes.
 
-        Raises
-        ------
-        ProblemError
-            400 or 422 for the body, 503 or 504 under load or without the store.
+        Raises ProblemError: 400 or 422 for the body, 503 or 504 under load or without the store.
         """
         with bugs_hidden("/programs"):
             model = register_request_model(self._max_items)

@@ -114,10 +114,7 @@ class Sandbox:
     async def encode_tirs(self, programs: Sequence[TirText]) -> list[EncodedProgram | CdmppError]:
         """Encode several programs; a program that cannot be encoded gives its error. The order is kept.
 
-        Raises
-        ------
-        OverloadedError
-            The queue is full, or no worker can be started; this fails the whole call.
+        Raises OverloadedError: the queue is full, or no worker can be started; this fails the whole call.
         """
         results: list[EncodedProgram | CdmppError | None] = [None] * len(programs)
 
@@ -135,14 +132,8 @@ class Sandbox:
     async def script_as_json(self, script: str) -> str:
         """Convert TVMScript to TVM JSON, which can be read without TVM.
 
-        Raises
-        ------
-        InvalidProgramError
-            The text is not a program, or exceeds the time or memory limit.
-        MissingDependencyError
-            TVM is not installed.
-        OverloadedError
-            The queue is full, or no worker can be started.
+        Raises InvalidProgramError: the text is not a program, or exceeds the time or memory limit;
+        MissingDependencyError: TVM is not installed; OverloadedError: the queue is full, or no worker can be started.
         """
         header = {"kind": "tvmscript", "backend": "tvm", "as_json": True}
         job = _Job(header, script.encode("utf-8", "surrogatepass"), replies.tvm_json)
@@ -182,10 +173,7 @@ class Sandbox:
     async def _submit(self, jobs: list[_Job], needs_tvm: bool) -> list[Any]:
         """Run the jobs of one turn; a job whose text is at fault gives a CdmppError.
 
-        Raises
-        ------
-        OverloadedError
-            The queue is full, no worker can be started, or the service is stopping.
+        Raises OverloadedError: the queue is full, no worker can be started, or the service is stopping.
         """
         abandoned = asyncio.Event()
 

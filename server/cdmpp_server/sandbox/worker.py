@@ -96,10 +96,7 @@ class Worker:
     async def start(self) -> None:
         """Start the process and wait until it is ready.
 
-        Raises
-        ------
-        WorkerDiedError, WorkerTimeoutError
-            It did not become ready; the log has the end of its standard error.
+        Raises WorkerDiedError, WorkerTimeoutError: it did not become ready; the log has the end of its standard error.
         """
         begun = time.monotonic()
         # The current folder is empty, so that a relative path opens nothing.
@@ -141,10 +138,7 @@ class Worker:
     ) -> WorkerReply:
         """Run one job; ``on_progress`` is called with each progress reply.
 
-        Raises
-        ------
-        WorkerTimeoutError, WorkerMemoryError, WorkerDiedError
-            The process has ended after each of these.
+        Raises WorkerTimeoutError, WorkerMemoryError, WorkerDiedError: the process has ended after each of these.
         """
         message = frames.pack({**header, "timeout_s": timeout_s}, payload)
         try:
@@ -307,10 +301,7 @@ class SupervisedWorker:
     async def ready(self) -> Worker:
         """Return the running process.
 
-        Raises
-        ------
-        OverloadedError
-            No process can be started.
+        Raises OverloadedError: no process can be started.
         """
         if self._starting is None and self._max_jobs is not None and self._jobs >= self._max_jobs:
             await self.stop()
@@ -331,12 +322,8 @@ class SupervisedWorker:
 
         The first process may die because of an earlier job, or be killed from outside.
 
-        Raises
-        ------
-        OverloadedError
-            No process can be started.
-        WorkerTimeoutError, WorkerMemoryError, WorkerDiedError
-            The job's end; a new process is being started.
+        Raises OverloadedError: no process can be started; WorkerTimeoutError, WorkerMemoryError, WorkerDiedError: the
+        job's end; a new process is being started.
         """
         for last in (False, True):
             worker = await self.ready()
