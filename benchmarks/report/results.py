@@ -93,7 +93,7 @@ class Results:
     def load(cls, root: Path) -> Results:
         """Read every result file that exists.
 
-        Raises DataError: A file does not hold a JSON object.
+        Raises DataError: a file does not hold a JSON object.
         """
         contents = {name: _read(root / s.path) for name, s in STUDIES.items() if (root / s.path).is_file()}
         for name in [name for name in contents if STUDIES[name].part]:

@@ -243,7 +243,7 @@ def _trace(path: Path) -> list[tuple[float, int, int]]:
 def _pool(text: str) -> dict[str, Any]:
     """Fields of a prefill pool, as "tp=4,dp=2".
 
-    Raises DataError: A part has no value, or a number is none.
+    Raises DataError: a part has no value, or a number is none.
     """
     pool: dict[str, Any] = {}
     for part in text.split(","):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def module_of(programs: Sequence[str], given: PredictOptions) -> str | None:
     """The factory among the arguments of the command; None where there is none.
 
-    Raises DataError: A module with other arguments or options of programs, or an option of modules without one.
+    Raises DataError: a module with other arguments or options of programs, or an option of modules without one.
     """
     # Imported late: the help of a command loads no operators.
     from cdmpp.programs.frontends.torch_module import is_factory

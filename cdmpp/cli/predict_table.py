@@ -30,7 +30,7 @@ _REQUESTS, _REQUEST_S, _RETRIES = 4, 600.0, 20
 def table_of(programs: Sequence[str], options: PredictOptions) -> Path | None:
     """The table among the arguments of the command; None where there is none.
 
-    Raises DataError: A table with other arguments or options of programs, or an option of tables without one.
+    Raises DataError: a table with other arguments or options of programs, or an option of tables without one.
     """
     tables = [program for program in programs if is_table(program)]
     if tables and len(programs) > 1:

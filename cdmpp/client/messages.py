@@ -282,7 +282,7 @@ def device_fields(device: DeviceSpec | Mapping[str, Any] | str) -> Any:
 def to_json(value: Any) -> str:
     """JSON without spaces.
 
-    Raises InvalidProgramError: A value has no JSON form (NaN, an object).
+    Raises InvalidProgramError: a value has no JSON form (NaN, an object).
     """
     try:
         return _encode(value)

@@ -47,7 +47,7 @@ _MAX_PROBLEMS = 12
 def from_mapping(values: Mapping[str, Any]) -> DeviceSpec:
     """Make a device from a mapping with the fields of :class:`DeviceSpec`.
 
-    Raises InvalidDeviceError: A field is missing, unknown or impossible; the message names each.
+    Raises InvalidDeviceError: a field is missing, unknown or impossible; the message names each.
     """
     try:
         return DeviceSpec.model_validate(dict(values))

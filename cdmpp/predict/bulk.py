@@ -380,7 +380,7 @@ class FeatureQueries:
         """Inverse of :meth:`to_bytes`; checks all content.
 
         Raises DataError: not such bytes, of another version of the features, or a value that cannot be;
-        InvalidDeviceError: A device specification is invalid.
+        InvalidDeviceError: a device specification is invalid.
         """
         tensors, metadata = read(body, _ROWS, _OPTIONAL)
         expect_format(metadata, QUESTIONS_FORMAT)

@@ -72,7 +72,7 @@ DEFAULTS: dict[str, float] = {
 def with_defaults(given: Mapping[str, float]) -> dict[str, float]:
     """The default limits, with the given ones in their place.
 
-    Raises ValueError: A name is not known, or a limit is not positive.
+    Raises ValueError: a name is not known, or a limit is not positive.
     """
     for name, limit in given.items():
         if name not in DEFAULTS:

@@ -89,7 +89,7 @@ def host_profile(
 ) -> HostProfile:
     """The profile of a request, or that of the machines that usually have the device.
 
-    Raises DataError: the profile is not known, or its file cannot be read; FieldError: A field is wrong.
+    Raises DataError: the profile is not known, or its file cannot be read; FieldError: a field is wrong.
     """
     profiles = shipped_hosts()
     if host is None and device is not None and device.kind == "cpu":

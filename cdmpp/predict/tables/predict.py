@@ -83,7 +83,7 @@ class SlicePredictor:
     def __call__(self, part: TableSlice) -> AnsweredSlice:
         """Predict a slice.
 
-        Raises UnknownDeviceError: A device of the task is not known; one that a row names is an error of its row.
+        Raises UnknownDeviceError: a device of the task is not known; one that a row names is an error of its row.
         """
         return self.answer(part, self.read(part))
 

@@ -131,7 +131,7 @@ def connect(url: URL) -> Engine:
 
     Its transactions read; transactions of ``engine.execution_options(write=True)`` write.
 
-    Raises MissingDependencyError: postgreSQL's driver is not installed.
+    Raises MissingDependencyError: PostgreSQL's driver is not installed.
     """
     if url.get_dialect().name == "postgresql":
         try:

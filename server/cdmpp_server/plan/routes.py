@@ -47,7 +47,7 @@ async def price(
 ) -> bytes:
     """Prices as JSON, for the programs that :func:`cdmpp_server.plan.work.read` lists.
 
-    Raises FieldError: A program or device cannot be read, or has no prediction; ProblemError: 503, 504.
+    Raises FieldError: a program or device cannot be read, or has no prediction; ProblemError: 503, 504.
     """
     listed = await service.do(len(text) <= 2**16, lambda: json.loads(text), deadline)
     requests = [PriceRequest(**fields) for fields in listed["programs"]]

@@ -256,7 +256,7 @@ class Batcher:
     ) -> FeatureAnswers:
         """Predictions of rows as arrays, at least one row.
 
-        Raises ProblemError: 503, 504; CdmppError: A row cannot be predicted.
+        Raises ProblemError: 503, 504; CdmppError: a row cannot be predicted.
         """
 
         def compute(parts: list[Part]) -> list[FeatureAnswers]:

@@ -43,7 +43,7 @@ def pack(header: dict[str, Any], payload: bytes = b"") -> bytes:
 def lengths(prefix: bytes, max_header: int, max_payload: int) -> tuple[int, int]:
     """Return the lengths of the header and the payload that follow ``prefix``.
 
-    Raises BrokenFrameError: A length exceeds its limit.
+    Raises BrokenFrameError: a length exceeds its limit.
     """
     header, payload = PREFIX.unpack(prefix)
     if header > max_header or payload > max_payload:
