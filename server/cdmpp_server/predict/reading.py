@@ -20,9 +20,8 @@ from cdmpp.programs.query_options import DEFAULT_PROTOCOL
 from cdmpp_server.body import check, parse_json
 from cdmpp_server.fields import program_value
 from cdmpp_server.predict.admission import CACHED_WORK
-from cdmpp_server.predict.answers import AnswerCache
 from cdmpp_server.predict.programs import Devices, Programs, ResolvedDevice, ResolvedProgram, exact_key
-from cdmpp_server.predict.render import RenderedAnswer
+from cdmpp_server.predict.render import AnswerCache, RenderedAnswer
 from cdmpp_server.predict.schema import MAX_ID, Envelope, Item, envelope_model
 from cdmpp_server.predict.strict import check_item, refusal
 from cdmpp_server.problems import ProblemError, SchemaViolation
