@@ -50,31 +50,30 @@ FAMILIES = ("gemm", "conv", "attention")
 
 
 class Ceilings(BaseModel):
-    """Best sustained rates of one device by library kernels, in base units; ``None``: not measured."""
+    """Best sustained rates of one device by library kernels, in base units; ``None``: not measured.
+
+    ``gemm``: large matrix products, in flop/s (int8: operations/s). ``conv``: large convolutions, by their definition's
+    arithmetic: algorithms that save some of it (winograd) may exceed the nominal peak. ``attention``: long fused
+    attention. ``bytes_per_s``: element-wise programs and copies much larger than the caches, reads plus writes.
+    ``floor``: latency of the smallest programs, in seconds, by measuring protocol.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    #: Of large matrix products, in flop/s (int8: operations/s).
     gemm_flops_fp32: Rate | None = None
     gemm_flops_fp16: Rate | None = None
     gemm_flops_bf16: Rate | None = None
     gemm_ops_int8: Rate | None = None
-    #: Of large convolutions, by their definition's arithmetic: algorithms that save some of it (winograd) may exceed
-    #: the nominal peak.
     conv_flops_fp32: Rate | None = None
     conv_flops_fp16: Rate | None = None
     conv_flops_bf16: Rate | None = None
-    #: Of long fused attention.
     attention_flops_fp32: Rate | None = None
     attention_flops_fp16: Rate | None = None
     attention_flops_bf16: Rate | None = None
-    #: Of element-wise programs and copies much larger than the caches, reads plus writes.
     bytes_per_s: Rate | None = None
-    #: Latency of the smallest programs, in seconds, by measuring protocol.
     floor_kernel_s: Floor | None = None
     floor_graph_s: Floor | None = None
     floor_eager_s: Floor | None = None
-    #: Where they come from.
     source: Annotated[str, Field(max_length=500)] = ""
 
     def flops(self, family: str, dtype: str) -> float | None:
