@@ -13,13 +13,17 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import Executable, Row, create_engine, select, text
 
+from cdmpp.plan.registry import PLANNERS
 from cdmpp_server.app import create_app
 from cdmpp_server.database import database_url
 from cdmpp_server.observe.store import ObservationStore
 from cdmpp_server.observe.tables import observations
 from cdmpp_server.settings import Settings
 from tests.server.postgres import running_postgres
+from tests.waiting import ROOT
 
+EXAMPLES = ROOT / "examples" / "llm"
+LLAMA: dict[str, Any] = json.loads((EXAMPLES / "llama-3.1-8b.json").read_text())
 LINEAR: dict[str, Any] = {"operator": "linear", "m": 512, "n": 4096, "k": 1024, "dtype": "float16"}
 ITEM = {"program": LINEAR, "device": "t4"}
 BODY = {"items": [ITEM]}
@@ -89,6 +93,12 @@ def http_scope(path: str, headers: dict[str, str] = JSON) -> dict[str, Any]:
         "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
         "client": ("127.0.0.1", 1),
     }
+
+
+def plan_examples() -> list[tuple[str, Path]]:
+    """All requests of docs/examples, by planner: ``KIND.json``, ``KIND_more.json``."""
+    named = [(path.stem.partition("_")[0], path) for path in sorted((ROOT / "docs" / "examples").glob("*.json"))]
+    return [(kind, path) for kind, path in named if kind in PLANNERS]
 
 
 def execute(database: str, *statements: Executable) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,19 +22,19 @@ from cdmpp_server.planned import ENDPOINTS, Endpoint, PlannedJobs
 from cdmpp_server.predict.admission import RefusedError
 from cdmpp_server.queries import decode_prices, decode_queries, encode_prices, encode_queries
 from cdmpp_server.sandbox.worker import LONG_S, SandboxPool, SupervisedWorker
-from tests.server.conftest import JSON, problem
+from tests.server.conftest import EXAMPLES, LLAMA, problem
 from tests.waiting import PATIENCE_S, wait_until
 
-LLAMA = json.loads((Path(__file__).parents[2] / "examples" / "llm" / "llama-3.1-8b.json").read_text())
 BASE: dict[str, Any] = {"config": LLAMA, "device": "h100-sxm"}
 ENGINE = {"name": "mine", "framework": "vllm"}
+DEEP = {**LLAMA, "num_hidden_layers": 10_000}
 TRAINING = {**BASE, "micro_batch": 1, "global_batch": 10_000, "sequence": 4096}
 #: Some seconds of work, below the bound.
 SLOW = {**BASE, "rate": 1.0, "count": 300, "input": 1000, "output": 100, "engine": {**ENGINE, "token_budget": 1}}
 
 
 def post(client: TestClient, path: str, body: Any, **headers: str) -> Any:
-    return client.post(path, content=json.dumps(body), headers={**JSON, **headers})
+    return client.post(path, json=body, headers=headers)
 
 
 @pytest.mark.parametrize(
@@ -47,11 +46,7 @@ def post(client: TestClient, path: str, body: Any, **headers: str) -> Any:
         ("/llm", {**BASE, "engine": {**ENGINE, "source": {"a": "b" * 3000}}}, "2000 characters"),
         ("/llm/simulate", {**SLOW, "input": 130_000}, "more work than"),
         ("/llm/simulate", {**SLOW, "input": 130_000, "prefill_pool": {"dp": 2}}, "more work than"),
-        (
-            "/training-step",
-            {**TRAINING, "config": {**LLAMA, "num_hidden_layers": 10_000}, "gpus": 10_000, "pp": 10_000},
-            "the step needs",
-        ),
+        ("/training-step", {**TRAINING, "config": DEEP, "gpus": 10_000, "pp": 10_000}, "the step needs"),
     ],
 )
 def test_sizes_are_bounded(client: TestClient, path: str, body: Any, says: str) -> None:
@@ -97,9 +92,9 @@ def test_job_past_its_deadline_ends_and_its_process_stays(
 def test_stop_ends_the_job_of_a_process_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = PlannedJobs()
     endpoint = ENDPOINTS["/llm"]
-    header = {"do": "list", "kind": "/llm", "most": 10_000, "model": None, "model_id": "m", "prices": 0}
     body = json.dumps(BASE).encode()
-    header["body"] = len(body)
+    sizes = {"prices": 0, "body": len(body)}
+    header = {"do": "list", "kind": "/llm", "most": 10_000, "model": None, "model_id": "m", **sizes}
 
     def stopped(*_: Any) -> Any:
         jobs.stop()
@@ -113,7 +108,7 @@ def test_stop_ends_the_job_of_a_process_and_no_other(monkeypatch: pytest.MonkeyP
 
 
 def test_queries_and_predictions_are_the_same_behind_the_pipe(predictor: LatencyPredictor) -> None:
-    config = json.loads((Path(__file__).parents[2] / "examples" / "llm" / "deepseek-v3.json").read_text())
+    config = json.loads((EXAMPLES / "deepseek-v3.json").read_text())
     mine = lookup("b200").model_copy(update={"name": "mine"})
     queries = EstimatePlan(read_config(config), mine, tp=8, ep=16, weights="fp8", output=8).queries
     assert decode_queries(encode_queries(queries)) == queries
@@ -124,13 +119,9 @@ def test_queries_and_predictions_are_the_same_behind_the_pipe(predictor: Latency
 
 
 def test_adapted_model_answers(client: TestClient) -> None:
+    layer = "linear:m=512,n=4096,k={},dtype=bfloat16"
     records = [
-        {
-            "program": {"operator": "linear", "m": 512, "n": 4096, "k": k, "dtype": "bfloat16"},
-            "latency_s": k * 2e-8,
-            "protocol": "kernel",
-        }
-        for k in (1024, 2048, 4096, 8192)
+        {"program": layer.format(k), "latency_s": k * 2e-8, "protocol": "kernel"} for k in (1024, 2048, 4096, 8192)
     ]
     adapted = post(client, "/adapt", {"device": "h100-sxm", "records": records}).json()["adapted_model"]
     for _ in range(2):
