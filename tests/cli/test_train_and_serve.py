@@ -160,7 +160,7 @@ def test_serve_passes_its_options_to_the_server(run: Run, monkeypatch: pytest.Mo
     run("serve", "--host", "0.0.0.0", "--port", "0", "--model", model, "--database", database)
     config, ((host, _),) = calls[1]
     assert host == "0.0.0.0"
-    settings: Settings = config.app.args[0]  # type: ignore[union-attr]
+    settings: Settings = config.app.args[0]
     assert (settings.host, settings.model, settings.database) == ("0.0.0.0", model, database)
     assert config.timeout_graceful_shutdown is not None
     assert config.timeout_graceful_shutdown > Settings(model=None).deadline_s

@@ -102,8 +102,7 @@ def test_narrow_types_have_the_same_figures_in_every_interface(client: TestClien
 def test_sizes_of_experts_are_checked(client: TestClient, value: int, message: str) -> None:
     sent = narrow_queries()
     sent.sizes[0, size_names("moe").index("experts")] = value
-    response = post(client, sent.to_bytes())
-    assert message in problem(response, 422, "data_error")["detail"]
+    assert message in problem(post(client, sent.to_bytes()), 422, "data_error")["detail"]
 
 
 def test_what_is_refused(client: TestClient) -> None:

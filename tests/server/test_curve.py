@@ -49,7 +49,7 @@ def test_several_templates(client: TestClient, predictor: LatencyPredictor) -> N
     ]
     response = post(client, {"programs": programs, "axes": {"b": [1, 2]}, "devices": ["t4"]})
     assert response.status_code == 200, response.text
-    templates = [Template(p["program"], int(p.get("count", 1))) for p in programs]  # type: ignore[call-overload]
+    templates = [Template(p["program"], int(p.get("count", 1))) for p in programs]
     assert response.json() == predict_curve(predictor, templates, {"b": [1, 2]}, ["t4"]).to_dict()
 
 
@@ -124,8 +124,7 @@ def test_other_refusals(client: TestClient) -> None:
 
 
 def test_the_schema_names_it(client: TestClient) -> None:
-    document = client.get("/openapi.json").json()
-    operation = document["paths"]["/curve"]["post"]
+    operation = client.get("/openapi.json").json()["paths"]["/curve"]["post"]
     assert set(operation["responses"]) >= {"200", "400", "404", "409", "422", "503", "504"}
     (example,) = [operation["requestBody"]["content"]["application/json"]["example"]]
     assert post(client, example).status_code == 200

@@ -81,8 +81,7 @@ def test_job_past_its_deadline_ends_and_its_process_stays(
 
     monkeypatch.setattr(SupervisedWorker, "run", recorded)
     # Listing the queries takes a part of this time, and serving the requests ten times as much.
-    slow = post(client, "/llm/simulate", SLOW, **{"x-request-timeout-s": "2"})
-    assert problem(slow, 504, "deadline_exceeded")
+    assert problem(post(client, "/llm/simulate", SLOW, **{"x-request-timeout-s": "2"}), 504, "deadline_exceeded")
     wait_until(lambda: app.state.planners.busy == 0, "the end of the job")
     assert replies[-1] == {"given_up": True}
     assert post(client, "/llm", BASE).status_code == 200
@@ -164,7 +163,7 @@ def test_sender_of_long_jobs_leaves_a_process_for_others() -> None:
         await pool.run(job, cost=cost)
 
     async def main() -> None:
-        pool = SandboxPool(2, lambda: None, 64)  # type: ignore[arg-type, return-value]
+        pool = SandboxPool(2, lambda: None, 64)
         long = [asyncio.create_task(send(pool, "a", 2 * LONG_S)) for _ in range(3)]
         await asyncio.sleep(0)
         await send(pool, "b", 0.1)
@@ -181,7 +180,7 @@ def test_further_job_of_a_request_is_next() -> None:
     order: list[str] = []
 
     async def main() -> None:
-        pool = SandboxPool(1, lambda: None, 64)  # type: ignore[arg-type, return-value]
+        pool = SandboxPool(1, lambda: None, 64)
 
         async def send(name: str, first: bool) -> None:
             async def job(_: SupervisedWorker) -> None:

@@ -134,8 +134,7 @@ def test_invalid_request_is_refused_with_its_field(post: Post) -> None:
     refused = problem(post("pipeline", wrong), 422, "invalid_request")
     assert [place["path"] for place in refused["errors"]] == ["models.0.micro_batches"]
     assert refused["hint"] == "GET /openapi.json has the fields and an example of pipeline, under POST /pipeline/search"
-    response = post("pipeline", "{}", **{"content-type": "text/plain"})
-    problem(response, 415, "unsupported_media_type")
+    problem(post("pipeline", "{}", **{"content-type": "text/plain"}), 415, "unsupported_media_type")
 
 
 def test_violation_beyond_the_schema_is_a_conflict_with_its_field(post: Post) -> None:

@@ -123,8 +123,7 @@ def test_programs_are_asked_about_by_their_hash(client: TestClient, ask) -> None
     assert without_ids(*answers[:2]) == without_ids(*spelled[:2])
     assert answers[2]["error"]["code"] == "unknown_program"
     assert "POST /programs" in answers[2]["error"]["hint"]
-    strict = ask([{"program": {"hash": "0" * 32}, "device": "t4"}], strict=True)
-    problem(strict, 404, "unknown_program")
+    problem(ask([{"program": {"hash": "0" * 32}, "device": "t4"}], strict=True), 404, "unknown_program")
 
 
 @pytest.mark.slow
@@ -133,8 +132,7 @@ def test_a_registered_program_outlives_the_process(tmp_path: Path, predictor: La
     tir_json = json.dumps(concrete("relu:rows=8,cols=8"))
     forms = [{"operator": "relu", "rows": 79, "cols": 3}, {"tvm_json": tir_json}, "relu:rows=79,cols=3"]
     with service(database=database) as client:
-        known = client.post("/programs", json={"programs": forms}).json()["programs"]
-        hashes = [program["hash"] for program in known]
+        hashes = [program["hash"] for program in client.post("/programs", json={"programs": forms}).json()["programs"]]
     with service(database=database) as client:
         # What the database holds may be of another version.
         client.app.state.store.put_programs({"1" * 32: {"operator": "nope"}})
@@ -154,8 +152,7 @@ def test_what_programs_are_registered(client: TestClient) -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon", "nan", ""])
 def test_a_client_names_a_deadline_that_is_one(text: str, client: TestClient) -> None:
-    refused = client.post("/predict", json=BODY, headers={"x-request-timeout-s": text})
-    problem(refused, 422, "invalid_request")
+    problem(client.post("/predict", json=BODY, headers={"x-request-timeout-s": text}), 422, "invalid_request")
 
 
 def test_past_the_clients_deadline_it_is_refused(client: TestClient) -> None:
@@ -163,8 +160,7 @@ def test_past_the_clients_deadline_it_is_refused(client: TestClient) -> None:
     refused = client.post("/predict", json=body, headers={"x-request-timeout-s": "1e-9"})
     problem(refused, 504, "deadline_exceeded")
     assert refused.headers["retry-after"] == "1"
-    in_time = client.post("/predict", json=body, headers={"x-request-timeout-s": "60"})
-    assert in_time.status_code == 200
+    assert client.post("/predict", json=body, headers={"x-request-timeout-s": "60"}).status_code == 200
 
 
 def test_the_company_does_not_matter(ask) -> None:
@@ -184,8 +180,7 @@ def test_a_bad_item_leaves_the_others_alone(what: str, ask) -> None:
     assert set(bad["error"]) == {"code", "message", "hint"}
     assert bad["error"]["code"] == code
     assert bad["error"]["message"]
-    alone = ask([GOOD]).json()["results"][0]
-    assert without_ids(before) == without_ids(after) == without_ids(alone)
+    assert without_ids(before) == without_ids(after) == without_ids(ask([GOOD]).json()["results"][0])
 
 
 def test_unknown_device_error_names_similar_devices_and_the_remedy(ask) -> None:
@@ -201,8 +196,7 @@ def test_whole_numbers_may_be_written_as_floats(ask) -> None:
 
 def test_equal_numbers_of_other_types_are_other_programs(ask) -> None:
     one = {"operator": "linear", "m": 1, "n": 64, "k": 64}
-    first = ask([{"program": one, "device": "t4"}]).json()["results"][0]
-    assert "latency_s" in first
+    assert "latency_s" in ask([{"program": one, "device": "t4"}]).json()["results"][0]
     truth = ask([{"program": {**one, "m": True}, "device": "t4"}]).json()["results"][0]
     assert truth["error"]["code"] == "invalid_program"
 

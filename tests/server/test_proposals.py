@@ -63,8 +63,7 @@ def observe(client: TestClient, true_s: list[float], factor: float, seed: int) -
 
 
 def figures(client: TestClient, model_id: str) -> dict[str, Any]:
-    devices = client.get("/observe").json()["devices"]
-    (row,) = [device for device in devices if device["model_id"] == model_id]
+    (row,) = [device for device in client.get("/observe").json()["devices"] if device["model_id"] == model_id]
     assert row["device"] == DEVICE
     return dict(row)
 
@@ -122,10 +121,8 @@ def test_drift_starts_a_proposal_that_an_administrator_loads(
     client = serve()
     assert client.get("/readyz").json()["model_id"] == answer["model_id"]
     for nothing in (None, {}):
-        plain = client.post("/models/reload", json=nothing, headers=HEADERS)
-        assert plain.json()["model_id"] == answer["model_id"]
-    back = client.post("/models/reload", json={"proposal": None}, headers=HEADERS)
-    assert back.json()["model_id"] == base_id
+        assert client.post("/models/reload", json=nothing, headers=HEADERS).json()["model_id"] == answer["model_id"]
+    assert client.post("/models/reload", json={"proposal": None}, headers=HEADERS).json()["model_id"] == base_id
     assert [result["latency_s"] for result in predict(client)] == true_s
 
 

@@ -104,7 +104,7 @@ def test_tvmscript_is_read_by_its_own_worker() -> None:
 
     async def use(sandbox: Sandbox) -> Any:
         texts = [("tvmscript", SCRIPT), ("tvm_json", TEXTS[0]), ("tvmscript", "import os"), ("tvm_json", "{")]
-        both = await sandbox.encode_tirs([TirText(kind, text, "library") for kind, text in texts])  # type: ignore[arg-type]
+        both = await sandbox.encode_tirs([TirText(kind, text, "library") for kind, text in texts])
         with pytest.raises(InvalidProgramError, match="line 1"):
             await sandbox.script_as_json("import os")
         return both, await sandbox.script_as_json(SCRIPT), len(sandbox.pids), sandbox.restarts
@@ -460,7 +460,7 @@ NODES = {"operator": "Foo", "count": 1, "reason": "unknown"}
 )
 def test_invalid_models_are_rejected(reply: dict[str, Any]) -> None:
     honest = model_summary({"programs": [{"program": LINEAR, "count": 2}], "unsupported": [NODES]}, 4)
-    assert (honest.programs[0].operator.m, honest.counts) == (4, (2,))  # type: ignore[union-attr]
+    assert (honest.programs[0].operator.m, honest.counts) == (4, (2,))
     with pytest.raises(InvalidReplyError):
         model_summary(reply, 4)
 

@@ -35,8 +35,7 @@ def test_alive_and_ready(client: TestClient, predictor: LatencyPredictor) -> Non
 def test_not_ready_when_the_golden_prediction_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cdmpp_server.predict.routes, "check_golden", lambda predictor: "figures are nonsense")
     with service() as client:
-        body = problem(client.get("/readyz"), 503, "not_ready")
-        assert "nonsense" in body["detail"]
+        assert "nonsense" in problem(client.get("/readyz"), 503, "not_ready")["detail"]
         assert client.get("/healthz").status_code == 200
 
 
