@@ -31,16 +31,10 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     device = rng.choice(list(PEAK), ROWS)
     latency_us = 2e6 * (2.0 * m * n * k / np.array([PEAK[name] for name in device])) + 5.0
     path = tmp_path_factory.mktemp("data") / "gemm.parquet"
-    columns = {
-        "op": ["linear"] * ROWS,
-        "device": device,
-        "framework": ["vllm"] * ROWS,
-        "version": ["1"] * ROWS,
-        "dtype": ["bfloat16"] * ROWS,
-        **{name: size.astype(np.int32) for name, size in (("m", m), ("n", n), ("k", k))},
-        "latency_us": latency_us.astype(np.float32),
-    }
-    pq.write_table(pa.table(columns), path)
+    constant = {"op": "linear", "framework": "vllm", "version": "1", "dtype": "bfloat16"}
+    columns = {name: [value] * ROWS for name, value in constant.items()}
+    columns |= {name: size.astype(np.int32) for name, size in (("m", m), ("n", n), ("k", k))}
+    pq.write_table(pa.table({**columns, "device": device, "latency_us": latency_us.astype(np.float32)}), path)
     return path
 
 
