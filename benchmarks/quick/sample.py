@@ -62,10 +62,7 @@ class Sample:
     def load(cls, public_data: str | Path | None, folder: Path, change: Any = None) -> Sample:
         """Read the sample from ``folder``; it is drawn from the public tables first where it is not there.
 
-        Parameters
-        ----------
-        change : callable, optional
-            Takes the table and returns the one to use, without other programs.
+        ``change``: takes the table and returns the one to use, without other programs.
         """
         path = folder / "sample.parquet"
         if not path.is_file():

@@ -30,10 +30,7 @@ LABELS: tuple[Label, ...] = ("ratio", "latency")
 class Contest:
     """All methods on one split.
 
-    Parameters
-    ----------
-    config : TrainConfig
-        Of the network and of XGBoost; the split replaces its parts and its held-out devices.
+    ``config``: of the network and of XGBoost; the split replaces its parts and its held-out devices.
     """
 
     def __init__(self, data: Scheduled, split: Split, config: TrainConfig) -> None:

@@ -58,17 +58,9 @@ class Scheduled:
     def load(cls, config: TrainConfig, *, keep_sealed: bool = False, networks: tuple[str, ...] = ()) -> Scheduled:
         """Read and encode the records of a configuration.
 
-        Parameters
-        ----------
-        keep_sealed : bool
-            Only for the evaluation of the sealed networks.
-        networks : tuple of str
-            Test networks; by default those of ``splits.parquet``.
-
-        Raises
-        ------
-        DataError
-            The records hold operators.
+        ``keep_sealed``: only for the evaluation of the sealed networks. ``networks``: test networks; by default those
+        of ``splits.parquet``.
+        Raises DataError: the records hold operators.
         """
         table = load_training_table(config, None, (), keep_sealed=keep_sealed)
         if table.programs:

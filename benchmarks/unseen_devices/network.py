@@ -19,17 +19,9 @@ from cdmpp.train.fit import train, training_rows
 def network_of(config: TrainConfig, dataset: Dataset, folder: Path) -> Artifact:
     """The model in ``folder``; it is trained first where there is none, continuing an interrupted run.
 
-    Parameters
-    ----------
-    dataset : Dataset
-        With the data sheets alone of the devices that the configuration holds out.
-    folder : Path
-        Of the model; the run grows beside it.
-
-    Raises
-    ------
-    ArtifactError
-        The existing model was trained on a device that the configuration holds out.
+    ``dataset``: with the data sheets alone of the devices that the configuration holds out. ``folder``: of the model;
+    the run grows beside it.
+    Raises ArtifactError: the existing model was trained on a device that the configuration holds out.
     """
     if not (folder / MANIFEST).is_file():
         print(f"{config.name}: training {config.optimiser.steps} steps", flush=True)

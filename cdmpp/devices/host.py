@@ -185,12 +185,8 @@ def measure_copy(cores: Sequence[int], total_bytes: int) -> float:
     does makes a pass slower, never faster. A pass lasts from its first thread's start to its last one's end, by their
     own clocks: the calling thread may get no core meanwhile. numpy gives up the interpreter's lock while it copies.
 
-    Parameters
-    ----------
-    cores : sequence of int
-        One thread is pinned to each (on Linux; elsewhere the number counts alone).
-    total_bytes : int
-        Size of all arrays together.
+    ``cores``: one thread is pinned to each (on Linux; elsewhere the number counts alone). ``total_bytes``: size of all
+    arrays together.
     """
     count = max(total_bytes // (2 * len(cores) * 8), 1)
     barrier = threading.Barrier(len(cores) + 1)

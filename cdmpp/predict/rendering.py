@@ -46,12 +46,7 @@ class Table:
 def format_columns(lines: Iterable[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
     """Format lines of cells as text: columns two spaces apart, as wide as their widest cell. Nothing is cut.
 
-    Parameters
-    ----------
-    lines : iterable of sequences of str
-        All of equal length.
-    right : iterable of int
-        Columns that are aligned to the right.
+    ``lines``: all of equal length. ``right``: columns that are aligned to the right.
     """
     cells = [list(map(str, line)) for line in lines]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -100,17 +100,9 @@ def encode_features(
 ) -> QueryBatch:
     """The batch of queries that arrive as arrays, at least one.
 
-    Parameters
-    ----------
-    specs : sequence of DeviceSpec
-        Specifications of ``queries.devices``.
-    width, half_type
-        As in :class:`BatchBuilder`.
-
-    Raises
-    ------
-    InvalidProgramError
-        A program given as TIR lacks columns that the network reads or cannot run on its device, or features overflow.
+    ``specs``: specifications of ``queries.devices``. ``width``, ``half_type``: as in :class:`BatchBuilder`.
+    Raises InvalidProgramError: a program given as TIR lacks columns that the network reads or cannot run on its device,
+    or features overflow.
     """
     scheduled = np.array([operator == TIR for operator, _ in queries.kinds])[queries.kind]
     _check_bindings(queries, specs, scheduled)

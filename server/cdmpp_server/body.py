@@ -30,16 +30,9 @@ async def read_json_body(request: Request, settings: Settings) -> bytearray:
 async def read_body(request: Request, settings: Settings, media: Set[str]) -> tuple[str, bytearray]:
     """Media type and raw body of a request.
 
-    Parameters
-    ----------
-    media : set of str
-        Accepted media types, in lower case.
-
-    Raises
-    ------
-    ProblemError
-        415 for another media type; 413 as soon as the declared length or the received bytes exceed the
-        limit; 408 if the body does not arrive in time.
+    ``media``: accepted media types, in lower case.
+    Raises ProblemError: 415 for another media type; 413 as soon as the declared length or the received bytes exceed the
+    limit; 408 if the body does not arrive in time.
     """
     media_type = _media_type(request.headers.get("content-type"), media)
     limit = settings.max_body_bytes

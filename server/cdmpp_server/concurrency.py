@@ -28,10 +28,7 @@ DESCRIPTION = (
 class Deadline:
     """A point in time on the event loop's clock.
 
-    Parameters
-    ----------
-    after_s : float
-        Seconds from now.
+    ``after_s``: seconds from now.
     """
 
     def __init__(self, after_s: float) -> None:
@@ -95,12 +92,7 @@ T = TypeVar("T")
 class ConcurrencyLimiter:
     """Runs blocking work in a bounded number of threads; refuses work beyond a bounded queue.
 
-    Parameters
-    ----------
-    max_concurrent : int
-        Maximum number of threads.
-    max_queued : int
-        Maximum number of calls that wait for a thread.
+    ``max_concurrent``: maximum number of threads. ``max_queued``: maximum number of calls that wait for a thread.
     """
 
     def __init__(self, max_concurrent: int, max_queued: int) -> None:
@@ -160,15 +152,8 @@ async def background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of ``work``, or cancel it when the client disconnects.
 
-    Parameters
-    ----------
-    request : Request
-        Its body has been read.
-
-    Raises
-    ------
-    ProblemError
-        499 if the client disconnects; only the log and the metrics show it.
+    ``request``: its body has been read.
+    Raises ProblemError: 499 if the client disconnects; only the log and the metrics show it.
     """
     task = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_disconnected(request))

@@ -21,15 +21,8 @@ def default_database(model: Path | None) -> str:
 
     Each model folder has a file of its own, so that a service shows no observations, programs and jobs of another.
 
-    Parameters
-    ----------
-    model : Path, optional
-        Default: the model in the package.
-
-    Raises
-    ------
-    ValueError
-        There is no home folder.
+    ``model``: default: the model in the package.
+    Raises ValueError: there is no home folder.
     """
     state = os.environ.get("XDG_STATE_HOME", "")
     # The XDG specification: a relative path is to be ignored.

@@ -50,12 +50,7 @@ _PROPOSING = replace(
 class ProposalJob:
     """Executes the jobs of proposals.
 
-    Parameters
-    ----------
-    sandbox : Sandbox
-        Converts TVMScript.
-    make : callable
-        Makes an adapting process that is not started.
+    ``sandbox``: converts TVMScript. ``make``: makes an adapting process that is not started.
     """
 
     def __init__(
@@ -176,10 +171,7 @@ def is_beyond(figures: MeasuredErrors) -> bool:
 class DriftWatch:
     """Checks for drift every few seconds, and after observations. Belongs to one event loop.
 
-    Parameters
-    ----------
-    on_job : callable
-        Called after a job was submitted.
+    ``on_job``: called after a job was submitted.
     """
 
     def __init__(

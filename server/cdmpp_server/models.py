@@ -31,14 +31,8 @@ Fingerprint = tuple[tuple[str, int, int], ...]
 def load_model(path: Path | None, cache: Lru[CachedRow] | None = None) -> LatencyPredictor:
     """Load the predictor of a model folder; None: the model in the package.
 
-    Parameters
-    ----------
-    cache : Lru, optional
-        Predictions, shared by all models of a service.
-
-    Raises
-    ------
-    ArtifactError
+    ``cache``: predictions, shared by all models of a service.
+    Raises ArtifactError.
     """
     return LatencyPredictor(load_artifact(path or default_model()), cache=cache)
 
@@ -109,11 +103,8 @@ class Models:
     def add(self, adapted: LatencyPredictor, owner: str) -> None:
         """Keep an adapted model in memory, and on disk if a folder is set.
 
-        Parameters
-        ----------
-        owner : str
-            Sender that made it, as 32 hexadecimal digits. All senders may use the model. To make room for it, models of
-            its owner are removed, unless another owner has more.
+        ``owner``: sender that made it, as 32 hexadecimal digits. All senders may use the model. To make room for it,
+        models of its owner are removed, unless another owner has more.
         """
         self._remember(owner, adapted)
         if self._folder is None:

@@ -328,12 +328,7 @@ def model_answer(
 ) -> dict[str, Any]:
     """The response as plain values.
 
-    Parameters
-    ----------
-    predictions : sequence of Prediction
-        One for each of :func:`model_queries`.
-    signer : Signer, optional
-        Makes prediction ids; without it they are null.
+    ``predictions``: one for each of :func:`model_queries`. ``signer``: makes prediction ids; without it they are null.
     """
     receipts = iter([] if signer is None else signer.receipts(len(summary.programs) * len(devices)))
 

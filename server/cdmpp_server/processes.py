@@ -205,15 +205,8 @@ class Processes:
     def admitted(self, kind: str, deadline: Deadline, size: float = 1.0) -> Iterator[Place]:
         """Admit a request of one or more jobs; pass the place to :meth:`run`.
 
-        Parameters
-        ----------
-        kind : str
-            Requests of a kind take about the same time for each unit of their size.
-
-        Raises
-        ------
-        ProblemError
-            503 if the request would probably miss its deadline.
+        ``kind``: requests of a kind take about the same time for each unit of their size.
+        Raises ProblemError: 503 if the request would probably miss its deadline.
         """
         try:
             place = self._load.admit(current_sender.get(), kind, size, deadline.left_s())

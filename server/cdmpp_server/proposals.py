@@ -72,10 +72,7 @@ class Proposal:
 class ProposalStore:
     """Access to the proposals. Calls block and raise :class:`cdmpp_server.observe.tables.StoreUnavailableError`.
 
-    Parameters
-    ----------
-    store : ObservationStore
-        Holds the database connection.
+    ``store``: holds the database connection.
     """
 
     def __init__(self, store: ObservationStore) -> None:

@@ -99,12 +99,7 @@ def _reloads(status: WorkerStatus | None) -> int:
 class Supervisor(Multiprocess):
     """Starts and monitors the workers.
 
-    Parameters
-    ----------
-    sockets : list of socket
-        Listening sockets, shared by all workers.
-    statuses : WorkerStatuses
-        Statuses that the workers write.
+    ``sockets``: listening sockets, shared by all workers. ``statuses``: statuses that the workers write.
     """
 
     def __init__(self, config: Config, sockets: list[socket], statuses: WorkerStatuses) -> None:

@@ -147,12 +147,8 @@ def run(
     A kernel starts when the host has launched it and the kernel before it has ended. In a graph nothing waits for the
     host.
 
-    Parameters
-    ----------
-    seconds : sequence of float
-        Device time of each row of the listing.
-    device_factor, host_factor : float
-        Scale of all kernels, and of all host time.
+    ``seconds``: device time of each row of the listing. ``device_factor``, ``host_factor``: scale of all kernels, and
+    of all host time.
     """
     host = stream = busy = 0.0
     ends: dict[str, float] = {}

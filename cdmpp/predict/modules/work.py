@@ -63,10 +63,7 @@ def cached_s(program_s: float, traffic_s: float, call: str, device: DeviceSpec) 
 def seconds_of(work: Work, program_s: float, device: DeviceSpec) -> float:
     """Seconds of a kernel: the longest of its program's latency and the bounds of its work.
 
-    Parameters
-    ----------
-    program_s : float
-        Latency of the program in its place.
+    ``program_s``: latency of the program in its place.
     """
     if device.kind == "cpu":  # these are bounds of GPUs
         return program_s * (work.steps if isinstance(work, KernelWork) else 1.0)

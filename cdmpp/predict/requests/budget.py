@@ -59,12 +59,8 @@ class SearchControl:
     def part(self, budget_s: float | None = None, reserve_s: float = 0.0) -> SearchControl:
         """A control for one part of this search, without a listener. It ends with this one at the latest.
 
-        Parameters
-        ----------
-        budget_s : float, optional
-            Seconds from now that the part may take; default: what is left.
-        reserve_s : float
-            Seconds of this budget that the part leaves.
+        ``budget_s``: seconds from now that the part may take; default: what is left. ``reserve_s``: seconds of this
+        budget that the part leaves.
         """
         return _PartControl(self, budget_s, reserve_s)
 
@@ -104,13 +100,9 @@ class SearchControl:
     ) -> None:
         """Report progress; cheap enough for every iteration of a loop.
 
-        Parameters
-        ----------
-        done : float, optional
-            Share of the work, 0 to 1; default: share of the budget.
-        best, bound, answer
-            As in :class:`Progress`. ``answer`` may be called later, while the search continues: it must keep
-            references to data that does not change.
+        ``done``: share of the work, 0 to 1; default: share of the budget. ``best``, ``bound``, ``answer``: as in
+        :class:`Progress`. ``answer`` may be called later, while the search continues: it must keep references to data
+        that does not change.
         """
         if self._listener is None:
             return

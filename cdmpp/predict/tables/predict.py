@@ -64,15 +64,9 @@ class TableSummary:
 class SlicePredictor:
     """Predicts slices of one table.
 
-    Parameters
-    ----------
-    predictor : Predictor
-        A local model, or the client of a service.
-
-    Raises
-    ------
-    DataError
-        As :func:`cdmpp.predict.tables.sources.open_table` and :class:`cdmpp.predict.tables.rows.RowReader`.
+    ``predictor``: a local model, or the client of a service.
+    Raises DataError: as :func:`cdmpp.predict.tables.sources.open_table` and
+    :class:`cdmpp.predict.tables.rows.RowReader`.
     """
 
     def __init__(self, task: TableTask, predictor: Predictor) -> None:

@@ -272,10 +272,7 @@ class JobStore:
     def beat(self, id: str, owner: str, changes: Mapping[str, Any]) -> bool:
         """Renew the lease of a job and store what has changed; False if ``owner`` has lost the job.
 
-        Parameters
-        ----------
-        changes : mapping
-            New values of the columns progress, best, bound and answer.
+        ``changes``: new values of the columns progress, best, bound and answer.
         """
         values = {**changes, "lease_until": now_s() + LEASE_S, "updated_at": now_s()}
         return self._set(and_(_owned(id, owner), jobs.c.state == "running"), values)

@@ -77,10 +77,7 @@ class PredictedBefore:
 class Signer:
     """Makes and reads tokens.
 
-    Parameters
-    ----------
-    key : bytes
-        Secret that all workers share.
+    ``key``: secret that all workers share.
     """
 
     def __init__(self, key: bytes) -> None:

@@ -421,12 +421,8 @@ MAX_ROWS = 20_000
 class Writer:
     """A thread that writes all waiting observations in one transaction.
 
-    Parameters
-    ----------
-    add : callable
-        :meth:`cdmpp_server.observe.store.ObservationStore.add`.
-    max_waiting : int
-        Maximum number of waiting observations; a larger call is accepted if nothing waits.
+    ``add``: :meth:`cdmpp_server.observe.store.ObservationStore.add`. ``max_waiting``: maximum number of waiting
+    observations; a larger call is accepted if nothing waits.
     """
 
     def __init__(self, add: Callable[[Sequence[Observation]], list[Stored]], max_waiting: int) -> None:

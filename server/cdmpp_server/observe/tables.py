@@ -266,12 +266,7 @@ class AsUnavailable:
     The log gets the original message of the first failure, at most one more line per :data:`SAY_AGAIN_S` with the
     number of failures, and one line when calls succeed again.
 
-    Parameters
-    ----------
-    verb : str
-        What the calls do: "read" or "written".
-    clock : callable
-        Returns monotonic seconds.
+    ``verb``: what the calls do: "read" or "written". ``clock``: returns monotonic seconds.
     """
 
     def __init__(self, verb: str, clock: Callable[[], float] = time.monotonic) -> None:

@@ -48,11 +48,8 @@ def hash_key(key: str) -> str:
 class Keys:
     """The accepted keys.
 
-    Parameters
-    ----------
-    users, administrators : mapping of str to str
-        Mapping of name to hash. An administrator's key is also accepted as a user's key. Without users' keys,
-        requests need no key.
+    ``users``, ``administrators``: mapping of name to hash. An administrator's key is also accepted as a user's key.
+    Without users' keys, requests need no key.
     """
 
     def __init__(self, users: Mapping[str, str], administrators: Mapping[str, str]) -> None:
@@ -212,13 +209,9 @@ _EVERYWHERE = ("", "0.0.0.0", "::")
 class Hosts:
     """The accepted names.
 
-    Parameters
-    ----------
-    allowed : sequence of str, optional
-        Names without port; ``*.example.com`` is every name below, ``*`` every name. Default: the names of the
-        loopback address, and ``bound``; if that is every address, all addresses and the name of this machine.
-    bound : str
-        The address on which the service listens.
+    ``allowed``: names without port; ``*.example.com`` is every name below, ``*`` every name. Default: the names of the
+    loopback address, and ``bound``; if that is every address, all addresses and the name of this machine. ``bound``:
+    the address on which the service listens.
     """
 
     def __init__(self, allowed: Sequence[str] | None, bound: str) -> None:

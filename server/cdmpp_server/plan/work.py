@@ -41,10 +41,7 @@ _CONTRADICTIONS = ("value_error", "assertion_error")
 class PlanReader:
     """Validates requests; keeps the last one, which is usually solved next.
 
-    Parameters
-    ----------
-    limits : mapping of str to float
-        Largest sizes of requests by their names (:mod:`cdmpp_server.plan_limits`).
+    ``limits``: largest sizes of requests by their names (:mod:`cdmpp_server.plan_limits`).
     """
 
     def __init__(self, limits: Mapping[str, float]) -> None:

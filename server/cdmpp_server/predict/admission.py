@@ -36,11 +36,8 @@ class Rate:
     The estimate follows a slower second at once and a faster one slowly, because an admission that counts on too high
     a rate cannot be taken back.
 
-    Parameters
-    ----------
-    full_rows : float
-        Batches from this size on are measured. A smaller batch counts only until the first of them, with its fixed
-        cost taken off.
+    ``full_rows``: batches from this size on are measured. A smaller batch counts only until the first of them, with its
+    fixed cost taken off.
     """
 
     def __init__(self, full_rows: float) -> None:
@@ -133,13 +130,9 @@ class Senders:
     def retry_after_s(self, sender: str, wait_s: float, work_s: float, now: float) -> float:
         """Seconds after which a refused request should be sent again.
 
-        Parameters
-        ----------
-        wait_s : float
-            Seconds until there is room for it.
-        work_s : float
-            Seconds that it takes. The next refused request of this sender gets a Retry-After that is longer by this:
-            otherwise all would be sent again at once, and most be refused again.
+        ``wait_s``: seconds until there is room for it. ``work_s``: seconds that it takes. The next refused request of
+        this sender gets a Retry-After that is longer by this: otherwise all would be sent again at once, and most be
+        refused again.
         """
         history = self._history(sender)
         at = min(max(history.promised, now + wait_s), now + MAX_RETRY_AFTER_S)
@@ -171,10 +164,7 @@ CACHED_WORK = 1 / 32
 class RefusedError(Exception):
     """A request that would miss its deadline, or make another one miss it.
 
-    Parameters
-    ----------
-    retry_after_s : float
-        Seconds after which there is probably room for it.
+    ``retry_after_s``: seconds after which there is probably room for it.
     """
 
     def __init__(self, retry_after_s: float) -> None:

@@ -188,15 +188,9 @@ class Batcher:
     def admitted(self, rows: int, work: float, deadline: Deadline) -> Iterator[Ticket]:
         """Give a request its place in the queue while it is read; pass the place to :meth:`ask`.
 
-        Parameters
-        ----------
-        work : float
-            Cost of the rows, in rows of a new operator.
-
-        Raises
-        ------
-        ProblemError
-            503 if it would miss its deadline or delay others beyond theirs; 504 if its deadline has passed.
+        ``work``: cost of the rows, in rows of a new operator.
+        Raises ProblemError: 503 if it would miss its deadline or delay others beyond theirs; 504 if its deadline has
+        passed.
         """
         if deadline.left_s() <= 0:
             raise deadline.exceeded()

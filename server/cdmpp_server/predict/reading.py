@@ -42,12 +42,7 @@ def sent_id(raw: Any) -> str | None:
 def item_error(error: ValidationError, raw: Any) -> ErrorInfo:
     """The error of an item that violates the schema.
 
-    Parameters
-    ----------
-    error : ValidationError
-        The violations.
-    raw : JSON value
-        The item.
+    ``error``: the violations. ``raw``: the item.
     """
     line, places = violations(error, raw)
     field = places[0][0]
@@ -151,10 +146,7 @@ class Reading:
 class Reader:
     """Parses requests and finds what is cached for them.
 
-    Parameters
-    ----------
-    programs, devices, answers
-        Caches of earlier requests.
+    ``programs``, ``devices``, ``answers``: caches of earlier requests.
     """
 
     def __init__(self, settings: Settings, programs: Programs, devices: Devices, answers: AnswerCache) -> None:

@@ -29,15 +29,8 @@ class RenderedAnswer(NamedTuple):
 def answer_of(prediction: Prediction, device_digest: str, signer: Signer | None) -> RenderedAnswer:
     """The rendered form of a prediction without an error.
 
-    Parameters
-    ----------
-    signer : Signer, optional
-        None while the database has not been opened: results then have no ``prediction_id``.
-
-    Raises
-    ------
-    ValueError
-        A figure is not finite: NaN and infinity are not valid JSON.
+    ``signer``: None while the database has not been opened: results then have no ``prediction_id``.
+    Raises ValueError: a figure is not finite: NaN and infinity are not valid JSON.
     """
     text = encode(prediction.to_dict())[1:]
     kind = (prediction.device, prediction.domain or "out")

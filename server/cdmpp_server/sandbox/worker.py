@@ -74,10 +74,7 @@ READING_TVM = Program("cdmpp_server.sandbox", "reading worker", ("tvm",))
 class Worker:
     """A worker process that does one job at a time.
 
-    Parameters
-    ----------
-    memory_bytes : int
-        Memory for jobs, beyond what the libraries map.
+    ``memory_bytes``: memory for jobs, beyond what the libraries map.
     """
 
     def __init__(self, memory_bytes: int, program: Program = READING) -> None:
@@ -443,17 +440,9 @@ class SandboxPool:
         A job that has begun continues when the caller is cancelled: its process stays usable. With ``kill`` the job
         is cancelled too, which kills its process.
 
-        Parameters
-        ----------
-        cost : float
-            Seconds of the job, by which senders get equal shares.
-        first : bool
-            False for a further job of a request whose cost was charged with its first one: it is next.
-
-        Raises
-        ------
-        OverloadedError
-            As many jobs wait as may, no process can be started, or the pool is closed.
+        ``cost``: seconds of the job, by which senders get equal shares. ``first``: False for a further job of a request
+        whose cost was charged with its first one: it is next.
+        Raises OverloadedError: as many jobs wait as may, no process can be started, or the pool is closed.
         """
         if self._closed:
             raise _closed()
