@@ -73,14 +73,8 @@ STUDIES: dict[str, Study] = {
 class Results:
     """Results of the studies that have been run.
 
-    Parameters
-    ----------
-    contents : mapping of str to dict
-        Contents of the result files, by study name (:data:`STUDIES`). A study that is absent was not run.
-    model_id : str
-        Identifier of the shipped model.
-    manifest : dict
-        Of the shipped model; empty without one.
+    ``contents``: contents of the result files, by study name (:data:`STUDIES`). A study that is absent was not run.
+    ``model_id``: identifier of the shipped model. ``manifest``: of the shipped model; empty without one.
     """
 
     def __init__(

@@ -62,14 +62,8 @@ class QueryBatch:
 class Group:
     """Evaluates one group's network on the rows of its devices.
 
-    Parameters
-    ----------
-    config : TrainConfig
-        Training configuration that holds the group's devices out.
-    dataset : Dataset
-        Dataset of the training run.
-    artifact : Artifact
-        The network.
+    ``config``: training configuration that holds the group's devices out. ``dataset``: dataset of the training run.
+    ``artifact``: the network.
     """
 
     def __init__(self, study: Study, config: TrainConfig, dataset: Dataset, artifact: Artifact) -> None:

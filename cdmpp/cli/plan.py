@@ -51,25 +51,10 @@ def solve(
     ray: str | None = None,
     seeds: int | None = None,
 ) -> tuple[Any, Any]:
-    """Read and solve a request, with a progress bar on a terminal.
+    """Read and solve a request, with a progress bar on a terminal; return the request and its answer.
 
-    Parameters
-    ----------
-    model : Path, optional
-        Model folder.
-    url : str, optional
-        Service that predicts instead of the model.
-    remote : bool
-        The service at ``url`` also searches.
-    ray : str, optional
-        Address of a Ray cluster that searches from several seeds; "" for the default one.
-    seeds : int, optional
-        Number of these seeds.
-
-    Returns
-    -------
-    request : Request
-    plan : Answer
+    ``model`` is a model folder, ``url`` a service that predicts instead of it; with ``remote`` the service also
+    searches. ``ray`` is the address of a Ray cluster that searches from ``seeds`` seeds ("" for the default one).
     """
     from cdmpp.llm.read import with_configs
     from cdmpp.plan.base.solve import solve_priced

@@ -63,18 +63,9 @@ class PlanOptions:
 
 
 class PlanFiles:
-    """The file formats of a command, checked before the search starts.
+    """The file formats of a command, checked before the search starts; ``kind`` is the planner.
 
-    Parameters
-    ----------
-    kind : str
-        The planner.
-    options : PlanOptions
-
-    Raises
-    ------
-    DataError, FieldError
-        Options contradict each other, or a format or its option is wrong.
+    Raises DataError or FieldError: options contradict each other, or a format or its option is wrong.
     """
 
     def __init__(self, kind: str, options: PlanOptions) -> None:

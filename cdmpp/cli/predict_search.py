@@ -65,14 +65,8 @@ def _latency_s(result: Result) -> float:
 def print_search(source: str, device: str, results: Sequence[Result], total: PredictionTotal, left_out: int) -> None:
     """Print the fastest schedules of each task, then the sum of the fastest ones.
 
-    Parameters
-    ----------
-    results : sequence of Result
-        Schedules of one source on one device.
-    total : PredictionTotal
-        Sum of :func:`executed`.
-    left_out : int
-        Tasks without a schedule.
+    ``results``: schedules of one source on one device. ``total``: sum of :func:`executed`. ``left_out``: tasks without
+    a schedule.
     """
     from cdmpp.predict.prediction_total import total_line
 

@@ -67,16 +67,9 @@ Steps = Generator[HttpCall, HttpAnswer, T]
 
 
 class Attempts:
-    """Retry policy of one operation.
+    """Retry policy of one operation of the service at ``url``.
 
-    Parameters
-    ----------
-    url : str
-        URL for messages.
-    timeout_s : float
-        Time limit of all attempts of one operation together.
-    retries : int
-        Further attempts after the first, for each call.
+    ``timeout_s``: time limit of all attempts together. ``retries``: further attempts after the first, for each call.
     """
 
     def __init__(self, url: str, timeout_s: float, retries: int) -> None:

@@ -45,19 +45,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def encode_queries(
     encoder: ProgramEncoder, width: int, half_type: HalfType, queries: Sequence[tuple[Query, DeviceSpec]]
 ) -> tuple[QueryBatch | None, dict[int, CdmppError]]:
-    """Encode queries of tensor programs.
+    """Encode queries of tensor programs; ``width`` and ``half_type`` are as in :class:`BatchBuilder`.
 
-    Parameters
-    ----------
-    width, half_type
-        As in :class:`BatchBuilder`.
-
-    Returns
-    -------
-    batch : QueryBatch or None
-        The queries without an error, in order; None if there is none.
-    errors : dict of int to CdmppError
-        Errors by position.
+    Returns the batch of the queries without an error, in order (None if there is none), and the errors by position.
     """
     numbers: dict[tuple[str, str], int] = {}
     programs: list[TensorProgram | EncodedProgram] = []

@@ -56,15 +56,8 @@ def replacing(path: str | PathLike[str]) -> Iterator[Path]:
 def check_output(path: str | PathLike[str]) -> os.stat_result | None:
     """Refuse a path that :func:`replacing` cannot write, before the work starts.
 
-    Returns
-    -------
-    os.stat_result or None
-        The status of the file; None: there is none yet.
-
-    Raises
-    ------
-    DataError
-        The path names a folder, a block device or a socket, or its folder does not exist.
+    Returns the status of the file; None: there is none yet.
+    Raises DataError: the path names a folder, a block device or a socket, or its folder does not exist.
     """
     target = Path(path)
     try:

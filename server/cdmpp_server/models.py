@@ -49,16 +49,10 @@ def fingerprint(folder: Path | None) -> Fingerprint:
 class Models:
     """Models by id. Thread-safe.
 
-    Parameters
-    ----------
-    base : LatencyPredictor
-        Used by requests that name no model.
-    most : int
-        Maximum number of adapted models in memory, and of folders on disk. The owners with most lose their least
-        recently used model in memory, and their oldest on disk.
-    folder : Path, optional
-        Keeps adapted models over a restart, in a folder for each owner. The folders are named by a hash, never by a
-        client's text. A name that is not in memory is compared with their manifests and never opened as a path.
+    ``base``: used by requests that name no model. ``most``: maximum number of adapted models in memory, and of folders
+    on disk. The owners with most lose their least recently used model in memory, and their oldest on disk. ``folder``:
+    keeps adapted models over a restart, in a folder for each owner. The folders are named by a hash, never by a
+    client's text. A name that is not in memory is compared with their manifests and never opened as a path.
     """
 
     def __init__(self, base: LatencyPredictor, most: int, folder: Path | None = None) -> None:

@@ -115,14 +115,8 @@ ADAPTING = ProcessKind(
 def planning(role: str, memory_bytes: int, limits: Mapping[str, float]) -> Callable[[], Worker]:
     """Return a function that makes a planning process, not started.
 
-    Parameters
-    ----------
-    role : {"inline", "jobs"}
-        Whether it serves requests or jobs.
-    memory_bytes : int
-        Memory of each process, beyond its libraries.
-    limits : mapping of str to float
-        Largest sizes of requests.
+    ``role``: whether it serves requests or jobs. ``memory_bytes``: memory of each process, beyond its libraries.
+    ``limits``: largest sizes of requests.
     """
     options, name = (role, json.dumps(dict(limits))), f"planning process ({role})"
     program = Program("cdmpp_server.plan", name, options, _numba_cache(), max_payload=_MAX_PLAN_BYTES)
@@ -235,20 +229,11 @@ class Processes:
     ) -> WorkerReply:
         """Run one job. Senders get equal shares of the processes, by the time of their requests.
 
-        Parameters
-        ----------
-        place : Place, optional
-            Of :meth:`admitted`; default: the request has this job only.
-        seconds : float
-            Predicted time of this job, where it is known better than from earlier requests.
-        stoppable : bool
-            Whether the process ends the job on a signal.
-
-        Raises
-        ------
-        ProblemError
-            The refusal of the request; 409 for memory, 503 if it is not admitted, the queue is full or the process is
-            still being started, 504 at the deadline, 500 for a bug.
+        ``place``: of :meth:`admitted`; default: the request has this job only. ``seconds``: predicted time of this job,
+        where it is known better than from earlier requests. ``stoppable``: whether the process ends the job on a
+        signal.
+        Raises ProblemError: the refusal of the request; 409 for memory, 503 if it is not admitted, the queue is full or
+        the process is still being started, 504 at the deadline, 500 for a bug.
         """
         if place is None:
             with self.admitted(f"{header.get('do')} {header.get('kind')}", deadline) as place:

@@ -84,20 +84,10 @@ class ProposalStore:
         return row is None or (row.taken_at is None and row.number <= number - RECENT)
 
     def claim(self, key: Key, number: int) -> str | None:
-        """Reserve the proposal of a model on a device; None where there is one already.
+        """Reserve the proposal of a model on a device and return its id; None where there is one already.
 
-        An earlier proposal that was not taken is replaced after as many further observations as the drift is
-        measured from.
-
-        Parameters
-        ----------
-        number : int
-            Number of observations of the model on the device.
-
-        Returns
-        -------
-        str or None
-            Id of the reserved proposal.
+        An earlier proposal that was not taken is replaced after as many further observations as the drift is measured
+        from; ``number``: observations of the model on the device.
         """
         id, now = secrets.token_hex(16), time.time()
         row = {"id": id, **key._asdict(), "number": number, "created_at": now}

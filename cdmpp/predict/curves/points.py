@@ -86,19 +86,8 @@ def monotone_fit(values: Array, axes: Sequence[int]) -> Array:
 
     The nearest such values by least squares. Along one axis: pool adjacent violators. Along several axes: Dykstra's
     alternating projections onto the cones of the axes (Boyle and Dykstra 1986), which converge to the nearest point of
-    their intersection.
-
-    Parameters
-    ----------
-    values : float64, any shape
-        NaN marks a missing value; it stays NaN and does not affect the fit.
-    axes : sequence of int
-        Along which indices grow; none: the values themselves.
-
-    Returns
-    -------
-    ndarray
-        Where the values need no change, they have none.
+    their intersection. Values that need no change have none. A NaN in ``values`` is missing: it stays NaN and does not
+    affect the fit.
     """
     if not axes or not values.size:
         return values.copy()

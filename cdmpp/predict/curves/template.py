@@ -33,25 +33,10 @@ _Node = Callable[[Values], Number]
 class Expression:
     """A size as an expression over axes, parsed once and evaluated for many points: ``ceil(tokens*density)``.
 
-    The grammar has + - * / //, ceil, floor, min, max, numbers, names and brackets, with a bounded length; it is not
-    evaluated by Python. Numbers are exact fractions: 0.7 is seven tenths, so ``ceil(10*0.7)`` is 7.
-
-    Parameters
-    ----------
-    text : str
-        At most :data:`MAX_LENGTH` characters.
-
-    Attributes
-    ----------
-    names : frozenset of str
-        The axes that it mentions.
-    size : int
-        Its parts: what it costs to evaluate.
-
-    Raises
-    ------
-    InvalidProgramError
-        The text is not an expression.
+    The grammar has + - * / //, ceil, floor, min, max, numbers, names and brackets, in at most :data:`MAX_LENGTH`
+    characters; it is not evaluated by Python. Numbers are exact fractions: 0.7 is seven tenths, so ``ceil(10*0.7)`` is
+    7. ``names``: the axes that it mentions. ``size``: its parts, which is what it costs to evaluate.
+    Raises InvalidProgramError: the text is not an expression.
     """
 
     def __init__(self, text: str) -> None:
@@ -232,12 +217,8 @@ def _value(text: str) -> Any:
 class Grid:
     """Programs of every point of the axes, last axis fastest.
 
-    Raises
-    ------
-    DataError
-        No template uses an axis, or an axis has an invalid name or invalid values.
-    InvalidProgramError, UnsupportedOperatorError
-        A template lacks a field, has an unknown field, or has an invalid expression.
+    Raises DataError: no template uses an axis, or an axis has an invalid name or invalid values; InvalidProgramError or
+    UnsupportedOperatorError: a template lacks a field, has an unknown field, or has an invalid expression.
     """
 
     def __init__(self, templates: Sequence[Template], axes: Axes) -> None:

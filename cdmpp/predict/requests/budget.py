@@ -30,17 +30,10 @@ class Progress:
 class SearchControl:
     """Budget and cancellation of a search, and a listener for its progress. Thread-safe.
 
-    Parameters
-    ----------
-    budget_s : float, optional
-        Seconds of this process's CPU time from now, at most :data:`WALL` times as many of the clock; without it, the
-        search ends when its work is done.
-    listener : callable, optional
-        Called with a :class:`Progress` at most every ``every_s`` seconds, in the thread of the search.
-
-    Notes
-    -----
     A search calls :meth:`report` in its loop. When :attr:`expired` is true, it returns the best plan so far.
+    ``budget_s``: seconds of this process's CPU time from now, at most :data:`WALL` times as many of the clock; without
+    it, the search ends when its work is done. ``listener``: called with a :class:`Progress` at most every ``every_s``
+    seconds, in the thread of the search.
     """
 
     def __init__(

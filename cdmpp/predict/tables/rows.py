@@ -70,22 +70,10 @@ class FailedRow:
 class RowReader:
     """Makes queries of the rows of one table.
 
-    Parameters
-    ----------
-    columns : sequence of str
-        Columns of the table: ``program`` (an operator's text, or JSON: an operator's fields, ``{"tvm_json": text}``
-        or TVM JSON), or ``operator`` with its fields as further columns; optionally ``device``, ``backend``,
-        ``protocol``, ``framework`` and ``implementation``.
-
-    Attributes
-    ----------
-    used, unused : list of str
-        Columns that are read, and the others.
-
-    Raises
-    ------
-    DataError
-        The table names neither programs nor operators, or there is no device.
+    ``columns``: columns of the table: ``program`` (an operator's text, or JSON: an operator's fields, ``{"tvm_json":
+    text}`` or TVM JSON), or ``operator`` with its fields as further columns; optionally ``device``, ``backend``,
+    ``protocol``, ``framework`` and ``implementation``. ``used``, ``unused``: columns that are read, and the others.
+    Raises DataError: the table names neither programs nor operators, or there is no device.
     """
 
     def __init__(self, columns: Sequence[str], options: TableOptions) -> None:

@@ -100,22 +100,9 @@ class Signer:
     def content(self, prediction: Prediction, device_digest: str) -> str:
         """Return the content of a token; equal predictions of one model have equal contents.
 
-        Parameters
-        ----------
-        prediction : Prediction
-            A prediction without an error.
-        device_digest : str
-            ``DeviceSpec.digest()`` of its device.
-
-        Returns
-        -------
-        str
-            Characters of ``A-Z a-z 0-9 _ -``; with a receipt before it at most :data:`MAX_ID`.
-
-        Raises
-        ------
-        ValueError
-            The prediction has an error.
+        ``device_digest``: ``DeviceSpec.digest()`` of the prediction's device. The content has the characters ``A-Z a-z
+        0-9 _ -``, with a receipt before it at most :data:`MAX_ID` of them.
+        Raises ValueError: the prediction has an error.
         """
         if prediction.program_hash is None or prediction.latency_s is None:
             raise ValueError("a prediction with an error has no id")

@@ -194,15 +194,8 @@ _KEY_BYTES = 32
 def create(engine: Engine) -> bytes:
     """Create or upgrade the tables; several workers may call it at a time.
 
-    Returns
-    -------
-    bytes
-        The key that signs prediction ids; the first caller creates it.
-
-    Raises
-    ------
-    SchemaVersionError
-        The database was written by a later version of the service.
+    Returns the key that signs prediction ids; the first caller creates it.
+    Raises SchemaVersionError: the database was written by a later version of the service.
     """
     if engine.dialect.name == "sqlite":
         Path(engine.url.database or "").parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -103,19 +103,11 @@ class _Bucket:
 class Rates:
     """Token buckets for requests and items, one pair per sender.
 
-    Parameters
-    ----------
-    requests_per_s, items_per_s : float, optional
-        Rates; None: no limit. A burst may use the rate of one second (at least one request).
-    most : int
-        Maximum number of senders in memory; the least recently active one is removed first.
-    clock : callable
-        Returns monotonic seconds.
+    The number of items is known only after the request was read. It is charged then, before the work. One request may
+    make the balance negative; further requests are then refused until it is positive again.
 
-    Notes
-    -----
-    The number of items is known only after the request was read. It is charged then, before the work. One
-    request may make the balance negative; further requests are then refused until it is positive again.
+    ``requests_per_s``, ``items_per_s``: rates; None: no limit. A burst may use the rate of one second (at least one
+    request). ``most``: maximum number of senders in memory; the least recently active one is removed first.
     """
 
     def __init__(

@@ -82,11 +82,8 @@ class PlanReader:
 def read(reader: PlanReader, kind: str, body: bytes) -> WorkerReply:
     """List the programs to price, each once.
 
-    Returns
-    -------
-    header, payload
-        ``budget_s`` and ``programs`` (their number). The payload is ``{"programs": [...], "positions": [...]}``: for
-        each program of the request its position in the list.
+    Returns ``budget_s`` and ``programs`` (their number), and the payload ``{"programs": [...], "positions": [...]}``:
+    for each program of the request its position in the list.
     """
     request = reader.read(kind, body)
     unique: dict[str, int] = {}
@@ -112,14 +109,8 @@ def solve(
 ) -> WorkerReply:
     """Solve a request; the payload is the plan as JSON.
 
-    Parameters
-    ----------
-    prices : bytes
-        JSON of :func:`cdmpp_server.queries.encode_prices`; empty where there are no programs to price.
-    on_start : callable
-        Receives the search control before the search starts.
-    send : callable, optional
-        Receives progress.
+    ``prices``: JSON of :func:`cdmpp_server.queries.encode_prices`; empty where there are no programs to price.
+    ``on_start``: receives the search control before the search starts. ``send``: receives progress.
     """
     request = reader.read(kind, body)
     predictions = decode_prices(prices) if prices else []

@@ -190,14 +190,8 @@ class Batch:
 class AdmissionQueue:
     """Waiting requests: admission and order.
 
-    Parameters
-    ----------
-    max_batch_rows : int
-        Maximum rows of a batch.
-    max_queued_rows : int
-        Maximum waiting rows. With nothing waiting, a request of any size is admitted.
-    threads : int
-        Batches that are computed at the same time.
+    ``max_queued_rows``: maximum waiting rows; with nothing waiting, a request of any size is admitted. ``threads``:
+    batches that are computed at the same time.
     """
 
     def __init__(self, max_batch_rows: int, max_queued_rows: int, threads: int = 1) -> None:

@@ -148,19 +148,9 @@ class Sandbox:
     ) -> ModelSummary:
         """List the library kernels of an ONNX model.
 
-        Parameters
-        ----------
-        data : bytes
-            Content of the file. Weights in external files are not read.
-        dims : mapping of str to int, optional
-            Sizes of dynamic dimensions.
-        max_programs : int
-            Maximum number of distinct programs; a model with more is refused.
-
-        Raises
-        ------
-        InvalidProgramError, OverloadedError
-            As in :meth:`script_as_json`.
+        ``data``: content of the file. Weights in external files are not read. ``dims``: sizes of dynamic dimensions.
+        ``max_programs``: maximum number of distinct programs; a model with more is refused.
+        Raises InvalidProgramError, OverloadedError: as in :meth:`script_as_json`.
         """
         header = {"kind": ONNX_KIND, "dims": dict(dims or {}), "max_programs": max_programs}
         job = _Job(header, data, lambda reply, _: replies.model_summary(reply, max_programs))

@@ -264,17 +264,8 @@ T = TypeVar("T")
 class SupervisedWorker:
     """One worker process, started when it is first needed and replaced when it has ended.
 
-    Parameters
-    ----------
-    make : callable
-        Returns a worker that is not started.
-    max_jobs : int, optional
-        Jobs after which the process is replaced, which frees what parsers leak.
-
-    Attributes
-    ----------
-    restarts : int
-        Number of processes replaced because of a job.
+    ``make``: returns a worker that is not started. ``max_jobs``: jobs after which the process is replaced, which frees
+    what parsers leak. ``restarts``: number of processes replaced because of a job.
     """
 
     def __init__(self, make: Callable[[], Worker], max_jobs: int | None = None) -> None:
