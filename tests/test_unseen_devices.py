@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.unseen_devices import group as group_module
-from benchmarks.unseen_devices.group import Group
+from benchmarks.unseen_devices.group import HeldOutGroup
 from benchmarks.unseen_devices.network import network_of
 from benchmarks.unseen_devices.study import Study
 from cdmpp.errors import ArtifactError
@@ -59,7 +59,7 @@ def test_a_group_is_trained_measured_and_adapted(table: Path, tmp_path: Path, mo
     dataset = study.without(("b200",))
     artifact = network_of(without, dataset, tmp_path / "tiny")
     assert artifact.devices == ("", "l40s")
-    stages = [json.dumps(entry) for entry in Group(study, without, dataset, artifact).measure()]
+    stages = [json.dumps(entry) for entry in HeldOutGroup(study, without, dataset, artifact).measure()]
     entry = json.loads(stages[-1])
     assert len(stages) > 3 and "seconds" not in json.loads(stages[0])
     (found,) = entry["tables"]

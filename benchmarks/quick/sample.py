@@ -28,7 +28,7 @@ _SEED = 34
 
 
 @dataclass(frozen=True)
-class Sample:
+class QuickSample:
     """The encoded sample."""
 
     #: Table and dataset; row i of one is row i of the other.
@@ -59,7 +59,7 @@ class Sample:
         return index[np.argsort(self.dataset.rows.program[index], kind="stable")]
 
     @classmethod
-    def load(cls, public_data: str | Path | None, folder: Path, change: Any = None) -> Sample:
+    def load(cls, public_data: str | Path | None, folder: Path, change: Any = None) -> QuickSample:
         """Read the sample from ``folder``; it is drawn from the public tables first where it is not there.
 
         ``change``: takes the table and returns the one to use, without other programs.

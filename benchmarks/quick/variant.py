@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from benchmarks.quick.sample import HELD_OUT, Sample
+from benchmarks.quick.sample import HELD_OUT, QuickSample
 from benchmarks.unseen_devices.network import train_model
 from cdmpp.data.table import MeasurementTable
 from cdmpp.model.artifact.load import load_artifact
@@ -73,7 +73,7 @@ class QuickVariant:
             finish=FinishConfig(xgboost_rows=400_000),
         )
 
-    def fit(self, sample: Sample, seed: int) -> Fitted:
+    def fit(self, sample: QuickSample, seed: int) -> Fitted:
         """Train on the training rows of a sample."""
         config = self.config(seed)
         folder = self.runs / config.name

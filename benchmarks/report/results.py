@@ -17,7 +17,7 @@ DIGITS = 4
 
 
 @dataclass(frozen=True)
-class Study:
+class StudyFile:
     """A result file."""
 
     #: Relative to the repository.
@@ -45,19 +45,19 @@ GROUPS = {
 MANIFEST = "models/base/manifest.json"
 
 
-def _study(name: str, options: str = "--public-data DIR") -> Study:
+def _study(name: str, options: str = "--public-data DIR") -> StudyFile:
     """A study of ``python -m benchmarks.NAME``, or of its subcommand."""
     result = f"benchmarks/results/{name.replace(' ', '_')}.json"
-    return Study(result, f"python -m benchmarks.{name} {options}".strip())
+    return StudyFile(result, f"python -m benchmarks.{name} {options}".strip())
 
 
 _MODEL = "--public-data DIR --out models/base"
 #: In the order in which they are run: the model first, for other studies read it.
-STUDIES: dict[str, Study] = {
-    "model": Study("models/base/errors.json", f"cdmpp train --config configs/base.toml {_MODEL}"),
+STUDIES: dict[str, StudyFile] = {
+    "model": StudyFile("models/base/errors.json", f"cdmpp train --config configs/base.toml {_MODEL}"),
     "shapes": _study("unseen_shapes"),
     "devices": _study("leave_one_device_out"),
-    "collectives": Study("models/base/collectives.json", f"python -m cdmpp.train.collectives {_MODEL}", "metrics"),
+    "collectives": StudyFile("models/base/collectives.json", f"python -m cdmpp.train.collectives {_MODEL}", "metrics"),
     "collective_baselines": _study("collectives"),
     "schedules": _study("schedules", ""),
     "schedules_gpu": _study("schedules gpu"),

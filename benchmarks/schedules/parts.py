@@ -24,7 +24,7 @@ _CONFIGURATION = re.compile(r"(?P<cpu>.+)-\d+t-[a-z0-9]+")
 
 
 @dataclass(frozen=True)
-class Split:
+class ScheduleSplit:
     """Parts of one split."""
 
     name: str
@@ -76,7 +76,7 @@ class Scheduled:
             networks = tuple(sorted({name for names in stored for name in names}))
         return cls(table, dataset, networks, sealed_networks(config.data.records))
 
-    def split(self, name: str, config: TrainConfig) -> Split:
+    def split(self, name: str, config: TrainConfig) -> ScheduleSplit:
         """``task``, ``network``, ``sealed``, ``device:NAME`` or ``cpu:NAME``."""
         shares = {"test": config.data.test_share, "validation": config.data.validation_share}
         by_task = program_parts(self.table, **shares)
@@ -101,9 +101,9 @@ class Scheduled:
             raise DataError(f"there is no split {name!r}", hint="task, network, sealed, device:NAME, cpu:NAME")
         key = self.dataset.rows.program
         rows = {unseen: np.flatnonzero(mask[key]) for unseen, mask in tests.items()}
-        return Split(name, part[key].astype(np.int8), rows)
+        return ScheduleSplit(name, part[key].astype(np.int8), rows)
 
-    def _device(self, name: str, by_task: Array) -> Split:
+    def _device(self, name: str, by_task: Array) -> ScheduleSplit:
         kind, _, wanted = name.partition(":")
         names = [device.name for device in self.dataset.devices]
         held = tuple(n for n in names if (n if kind == "device" else cpu_of(n)) == wanted)
@@ -117,7 +117,7 @@ class Scheduled:
         part[(part == TEST) & ~unseen] = UNUSED
         cpus = {cpu_of(n) for n in held}
         twins = tuple(n for n in names if n not in held and cpu_of(n) in cpus)
-        return Split(name, part, {"configuration": np.flatnonzero((part == TEST) & unseen)}, held, twins)
+        return ScheduleSplit(name, part, {"configuration": np.flatnonzero((part == TEST) & unseen)}, held, twins)
 
     def configurations(self) -> list[str]:
         """Splits that hold out one configuration, then those that hold out one CPU where there are several."""

@@ -70,7 +70,7 @@ def evaluate(
     artifact = load_artifact(model or default_model())
     chosen = None if chosen is None else _device_names(artifact, records, chosen)
     with progress_display() as show:
-        rows = _Rows(show)
+        rows = _RowReport(show)
         result = evaluate_tables(artifact, rows.tables(records), devices=chosen, part=split, progress=rows.done)
     if not result["overall"]["n"]:
         raise _nothing(result, chosen, split)
@@ -137,7 +137,7 @@ def _check(files: list[Path]) -> None:
             load_table(file)  # raises the specific error
 
 
-class _Rows:
+class _RowReport:
     """Reads tables one after the other, each when the one before is done with, and shows their rows."""
 
     def __init__(self, show: Show) -> None:

@@ -35,10 +35,10 @@ def inspect(
 
         print_json({"feature_schema": SCHEMA_HASH, "programs": described})
         return
-    for i, one in enumerate(described):
+    for i, program in enumerate(described):
         if i:
             print()
-        _print(one)
+        _print(program)
 
 
 def describe(program: TensorProgram) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def _check_devices(device: list[str] | None) -> list[str]:
 
 
 @dataclass
-class _Programs:
+class _SourcePrograms:
     """Programs of the arguments, and nodes of models that cannot be predicted.
 
     ``left_out``: what the totals lack, by argument: nodes of a model, tasks of a search.
@@ -146,10 +146,10 @@ class _Source:
     task: str = ""
 
 
-def _programs(sources: Sequence[str], backend: Backend | None, sizes: dict[str, int]) -> _Programs:
+def _programs(sources: Sequence[str], backend: Backend | None, sizes: dict[str, int]) -> _SourcePrograms:
     from cdmpp.programs.frontends.load import load_programs
 
-    programs = _Programs()
+    programs = _SourcePrograms()
     # With several arguments, the sizes apply to the ONNX models among them.
     models = [s for s in sources if s.lower().endswith(".onnx")] or sources
     for source in sources:
@@ -172,7 +172,7 @@ def _programs(sources: Sequence[str], backend: Backend | None, sizes: dict[str, 
 
 def _predict(
     predictor: LatencyPredictor,
-    programs: _Programs,
+    programs: _SourcePrograms,
     devices: Sequence[str],
     levels: tuple[float, ...],
     protocol: Protocol,
@@ -228,7 +228,7 @@ def _totals(results: list[Result], left_out: bool) -> dict[str, PredictionTotal]
     return {device: PredictionTotal.of(counted, left_out=left_out) for device, counted in by_device.items()}
 
 
-def _print_matrix(results: list[Result], devices: int, programs: _Programs) -> None:
+def _print_matrix(results: list[Result], devices: int, programs: _SourcePrograms) -> None:
     """Time of all launches: one row per program, a column per device; then the totals."""
     from cdmpp.predict.prediction import latency_text
 
@@ -250,14 +250,14 @@ def _print_matrix(results: list[Result], devices: int, programs: _Programs) -> N
     print_table(("program", "count", *(r.prediction.device for r in rows[0])), cells, right=range(1, devices + 2))
 
 
-def _left_out(results: list[Result], programs: _Programs) -> int:
+def _left_out(results: list[Result], programs: _SourcePrograms) -> int:
     """Nodes and tasks that the total of results lacks."""
     return sum(programs.left_out[source] for source in {r.source for r in results})
 
 
 def _print(
     results: list[Result],
-    programs: _Programs,
+    programs: _SourcePrograms,
     model_id: str,
     protocol: Protocol,
     levels: tuple[float, ...],

@@ -44,10 +44,10 @@ def sweep(
     devices = {name: device_of(predictor.artifact, name) for name in request.devices}
     points = list(sweep_points(request, devices))
 
-    def finish(found: Iterable[SweepResult]) -> list[SweepResult]:
+    def finish(evaluated: Iterable[SweepResult]) -> list[SweepResult]:
         results = []
         with progress_bar(file.name, "points") as advance:
-            for result in found:
+            for result in evaluated:
                 results.append(result)
                 advance(len(results) / len(points), 1)
         return with_front(results, request.objectives)

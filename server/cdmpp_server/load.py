@@ -36,7 +36,7 @@ class Place:
     charged_s: float = 0.0
 
 
-class Load:
+class ExpectedWork:
     """Admitted requests and their predicted work. Uses no clock."""
 
     def __init__(self, processes: int) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Self
 import cdmpp
 from cdmpp.errors import OverloadedError
 from cdmpp_server.concurrency import Deadline
-from cdmpp_server.load import Load, Place
+from cdmpp_server.load import ExpectedWork, Place
 from cdmpp_server.operate.access import current_sender
 from cdmpp_server.predict.admission import RefusedError
 from cdmpp_server.problems import ProblemError, SchemaViolation, internal_error
@@ -170,7 +170,7 @@ class Processes:
         self, kind: ProcessKind, workers: int, make: Callable[[], Worker], max_queued: int, limit_s: float | None = None
     ) -> None:
         self._kind, self._limit_s = kind, limit_s
-        self._pool, self._load = SandboxPool(workers, make, max_queued), Load(workers)
+        self._pool, self._load = SandboxPool(workers, make, max_queued), ExpectedWork(workers)
 
     async def __aenter__(self) -> Self:
         return self

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.schedules.parts import Scheduled, Split
+from benchmarks.schedules.parts import Scheduled, ScheduleSplit
 from cdmpp.data.records import Measurement, from_measurements, write_records
 from cdmpp.data.split_file import make_splits, write_splits
 from cdmpp.model.nn.config import NetworkConfig
@@ -44,7 +44,7 @@ def networks(data: Scheduled, index: np.ndarray) -> set[str]:
     return set().union(*(data.dataset.networks[key] for key in data.dataset.rows.program[index].tolist()))
 
 
-def trained(split: Split) -> np.ndarray:
+def trained(split: ScheduleSplit) -> np.ndarray:
     return np.flatnonzero((split.part == 0) | (split.part == 1))
 
 

@@ -16,7 +16,7 @@ from cdmpp.llm import EstimatePlan, read_config
 from cdmpp.llm.serving import simulate as serving
 from cdmpp.llm.serving.simulate import ServingPlan
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp_server.load import FIRST_S, SHARE, Load
+from cdmpp_server.load import FIRST_S, SHARE, ExpectedWork
 from cdmpp_server.operate.access import current_sender
 from cdmpp_server.planned import ENDPOINTS, Endpoint, PlannedJobs
 from cdmpp_server.predict.admission import RefusedError
@@ -129,7 +129,7 @@ def test_adapted_model_answers(client: TestClient) -> None:
 
 
 def test_request_that_would_be_late_is_refused_and_other_senders_are_not() -> None:
-    load = Load(2)
+    load = ExpectedWork(2)
     load.end(first := load.admit("a", "simulate", 1.0, 10.0), done=True)
     assert first.used_s == 0
     first.used_s = 1.0
