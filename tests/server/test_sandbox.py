@@ -396,38 +396,38 @@ def arrays(**changed: Any) -> bytes:
     return safetensors.numpy.save({k: v for k, v in (good | changed).items() if v is not None})
 
 
-SAID = {"name": "main", "hash": "0" * 32, "dtype": "float32"}
+REPLY = {"name": "main", "hash": "0" * 32, "dtype": "float32"}
 
 
 def test_valid_reply_is_accepted() -> None:
-    assert encoded_program(SAID, arrays(), "tvm").features.leaves.shape == (1, 2, WIDTH + SCHEDULE_WIDTH)
+    assert encoded_program(REPLY, arrays(), "tvm").features.leaves.shape == (1, 2, WIDTH + SCHEDULE_WIDTH)
 
 
 @pytest.mark.parametrize(
     ("reply", "payload"),
     [
         ({}, arrays()),
-        ({**SAID, "name": "x" * 401}, arrays()),
-        ({**SAID, "name": None}, arrays()),
-        ({**SAID, "hash": "G" * 32}, arrays()),
-        ({**SAID, "hash": "0" * 31}, arrays()),
-        ({**SAID, "dtype": "Float 32"}, arrays()),
-        (SAID, b""),
-        (SAID, b"\xff" * 100),
-        (SAID, arrays()[:-1]),
-        (SAID, arrays(more=np.zeros(1))),
-        (SAID, arrays(totals=None)),
-        (SAID, arrays(totals=np.full((1, 6), np.nan))),
-        (SAID, arrays(totals=np.full((1, 6), -1.0))),
-        (SAID, arrays(totals=np.full((1, 6), 1e300))),
-        (SAID, arrays(leaves=leaves(1, 2, 1e30))),
-        (SAID, arrays(totals=np.ones((1, 6), np.float32))),
-        (SAID, arrays(positions=np.full(2, -1, np.int32))),
-        (SAID, arrays(positions=np.zeros(3, np.int32))),
-        (SAID, arrays(leaves=leaves(1, 0), positions=np.zeros(0, np.int32))),
-        (SAID, arrays(leaves=leaves(2, 2))),
-        (SAID, arrays(leaves=leaves(1, 2)[..., :WIDTH])),
-        (SAID, arrays(leaves=leaves(1, 2, np.inf))),
+        ({**REPLY, "name": "x" * 401}, arrays()),
+        ({**REPLY, "name": None}, arrays()),
+        ({**REPLY, "hash": "G" * 32}, arrays()),
+        ({**REPLY, "hash": "0" * 31}, arrays()),
+        ({**REPLY, "dtype": "Float 32"}, arrays()),
+        (REPLY, b""),
+        (REPLY, b"\xff" * 100),
+        (REPLY, arrays()[:-1]),
+        (REPLY, arrays(more=np.zeros(1))),
+        (REPLY, arrays(totals=None)),
+        (REPLY, arrays(totals=np.full((1, 6), np.nan))),
+        (REPLY, arrays(totals=np.full((1, 6), -1.0))),
+        (REPLY, arrays(totals=np.full((1, 6), 1e300))),
+        (REPLY, arrays(leaves=leaves(1, 2, 1e30))),
+        (REPLY, arrays(totals=np.ones((1, 6), np.float32))),
+        (REPLY, arrays(positions=np.full(2, -1, np.int32))),
+        (REPLY, arrays(positions=np.zeros(3, np.int32))),
+        (REPLY, arrays(leaves=leaves(1, 0), positions=np.zeros(0, np.int32))),
+        (REPLY, arrays(leaves=leaves(2, 2))),
+        (REPLY, arrays(leaves=leaves(1, 2)[..., :WIDTH])),
+        (REPLY, arrays(leaves=leaves(1, 2, np.inf))),
         ({"error": "no"}, b""),
         ({"error": {"code": "artifact_error", "message": "x", "hint": ""}}, b""),
         ({"error": {"code": "invalid_program", "message": 3, "hint": ""}}, b""),
