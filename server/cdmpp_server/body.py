@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from cdmpp_server.fields import check_width
 from cdmpp_server.problems import ProblemError, SchemaViolation
-from cdmpp_server.schema_errors import HINT, violations
+from cdmpp_server.schema_base import HINT, violations
 from cdmpp_server.settings import Settings
 
 JSON = "application/json"

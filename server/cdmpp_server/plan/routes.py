@@ -34,8 +34,7 @@ from cdmpp_server.predict.service import PredictionService, bugs_hidden
 from cdmpp_server.problems import ProblemError, SchemaViolation
 from cdmpp_server.processes import PLANNING, Processes, planning
 from cdmpp_server.queries import encode_prices
-from cdmpp_server.schema_base import AnswerModel
-from cdmpp_server.schema_errors import violations
+from cdmpp_server.schema_base import AnswerModel, violations
 from cdmpp_server.settings import Settings
 
 _PROGRAM: TypeAdapter[Any] = TypeAdapter(Program)

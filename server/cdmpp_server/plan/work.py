@@ -24,7 +24,7 @@ from cdmpp.predict.requests.request import Answer, Plan, Request
 from cdmpp_server.plan_limits import LOCAL_HINT, too_large
 from cdmpp_server.problems import ProblemError, SchemaViolation
 from cdmpp_server.queries import decode_prices
-from cdmpp_server.schema_errors import violations
+from cdmpp_server.schema_base import violations
 
 WorkerReply = tuple[dict[str, Any], bytes]
 #: Receives progress, and from time to time the best plan so far as JSON.

@@ -25,7 +25,7 @@ from cdmpp_server.predict.render import AnswerCache, RenderedAnswer
 from cdmpp_server.predict.schema import MAX_ID, Envelope, Item, envelope_model
 from cdmpp_server.predict.strict import check_item, refusal
 from cdmpp_server.problems import ProblemError, SchemaViolation
-from cdmpp_server.schema_errors import violations
+from cdmpp_server.schema_base import violations
 from cdmpp_server.settings import Settings
 
 #: Codes by field; a fault of any other field has the code that it has in Python.
