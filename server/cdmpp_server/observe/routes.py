@@ -325,15 +325,7 @@ async def _by_program(
     if not unpredicted:
         return
     items = [
-        {
-            "program": program_value(o.program),
-            "device": o.device,
-            "backend": o.backend,
-            "protocol": o.protocol,
-            "framework": o.framework,
-            "implementation": o.implementation,
-        }
-        for _, o in unpredicted
+        {**o.model_dump(exclude={"program", "latency_s"}), "program": program_value(o.program)} for _, o in unpredicted
     ]
     body = json.dumps({"items": items}).encode()
     # The items are already counted as observations.
