@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from sqlalchemy import (
@@ -325,16 +325,8 @@ def _state(row: Row[Any]) -> JobState:
 
 def summary_fields(job: ListedJob) -> dict[str, Any]:
     """Fields of :class:`cdmpp_server.jobs.routes.JobSummary`."""
-    return {
-        "job_id": job.id,
-        "kind": job.kind,
-        "state": job.state,
-        "progress": job.progress,
-        "best": job.best,
-        "bound": job.bound,
-        "created_at": job.created_at,
-        "updated_at": job.updated_at,
-    }
+    shown = {field.name: getattr(job, field.name) for field in fields(ListedJob)}
+    return {"job_id": shown.pop("id"), **shown}
 
 
 def to_json(job: JobState) -> bytes:

@@ -127,21 +127,12 @@ def _ids(count: int, now: float) -> list[str]:
 def _row(id: str, observation: Observation, now: float) -> dict[str, Any]:
     predicted = observation.predicted
     return {
+        **vars(predicted),
         "id": id,
-        "program_hash": predicted.program_hash,
-        "device": predicted.device,
-        "device_digest": predicted.device_digest,
-        "backend": predicted.backend,
-        "protocol": predicted.protocol,
-        "framework": predicted.framework,
-        "model_id": predicted.model_id,
         "predicted_s": predicted.latency_s,
-        "lower_s": predicted.lower_s,
-        "upper_s": predicted.upper_s,
         "latency_s": observation.latency_s,
         "received_at": now,
         "sender": observation.sender,
-        "receipt": predicted.receipt,
     }
 
 
