@@ -33,10 +33,7 @@ def command_of(name: str, public_data: str) -> list[str]:
 def run_missing(public_data: str) -> None:
     """Run every study that was not measured.
 
-    Raises
-    ------
-    SystemExit
-        One failed; what it had done is kept by the study itself.
+    Raises SystemExit: one failed; what it had done is kept by the study itself.
     """
     for name in Results.load(ROOT).missing():
         print(f"{name}: {STUDIES[name].command}", flush=True)

@@ -231,13 +231,15 @@ def _check(
         counts.add(text.partition(":")[0], "unmeasured", apart and not all(map(measured, ends)), text)
     pairs = {"monotone": answers[size : 2 * size], "siblings": answers[2 * size :]}
     for kind, others in pairs.items():
-        for one, other in zip(answers, others, strict=False):
-            assert one.latency_s and other.latency_s and one.lower_s and other.upper_s
-            if kind == "siblings" and measured(one) and measured(other):
+        for first, other in zip(answers, others, strict=False):
+            assert first.latency_s and other.latency_s and first.lower_s and other.upper_s
+            if kind == "siblings" and measured(first) and measured(other):
                 continue
-            faster = other.upper_s < one.lower_s if kind == "monotone" else other.latency_s > SLOWER * one.latency_s
-            text = f"{one.name} {one.device} {one.framework} {one.latency_s * 1e6:.1f} {other.latency_s * 1e6:.1f}"
-            counts.add(one.name.partition(":")[0], kind, faster, text)
+            faster = other.upper_s < first.lower_s if kind == "monotone" else other.latency_s > SLOWER * first.latency_s
+            text = (
+                f"{first.name} {first.device} {first.framework} {first.latency_s * 1e6:.1f} {other.latency_s * 1e6:.1f}"
+            )
+            counts.add(first.name.partition(":")[0], kind, faster, text)
 
 
 def main() -> int:

@@ -28,17 +28,11 @@ DEVICE = "xeon-platinum-8124m"
 
 @dataclass(frozen=True)
 class Measured:
-    """What a file of records has of one network.
+    """What a file of records has of one network."""
 
-    Attributes
-    ----------
-    sizes : frozenset of str
-        The network with its parameters, as it was collected.
-    tasks : frozenset of str
-        Hashes of its tasks with at least one latency.
-    """
-
+    #: The network with its parameters, as it was collected.
     sizes: frozenset[str] = frozenset()
+    #: Hashes of its tasks with at least one latency.
     tasks: frozenset[str] = frozenset()
 
 
@@ -49,18 +43,18 @@ def measured(records: Path = RECORDS) -> dict[str, Measured]:
     import pyarrow.parquet as pq
 
     rows = pq.read_table(records, columns=["task", "networks", "latency_s"]).to_pydict()
-    found: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    pairs_of: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for task, sizes, latency_s in zip(rows["task"], rows["networks"], rows["latency_s"], strict=True):
         if latency_s is not None:
             for size in filter(None, (sizes or "").split(";")):
-                found[size.partition(":")[0]].add((size, task))
+                pairs_of[size.partition(":")[0]].add((size, task))
     return {
         name: Measured(frozenset(size for size, _ in pairs), frozenset(task for _, task in pairs))
-        for name, pairs in found.items()
+        for name, pairs in pairs_of.items()
     }
 
 
-def coverage_row(tasks: TaskList, found: Measured, predictor: LatencyPredictor) -> str:
+def coverage_row(tasks: TaskList, of_network: Measured, predictor: LatencyPredictor) -> str:
     """One row of the table."""
     name = tasks.network
     programs = [TensorProgram.from_tvm_json(task.tvm_json, name=task.name) for task in tasks.tasks]
@@ -72,8 +66,8 @@ def coverage_row(tasks: TaskList, found: Measured, predictor: LatencyPredictor) 
         len(programs) + len(tasks.unsupported),
         len(programs),
         sum(answer.error is None for answer in answers),
-        len(found.sizes),
-        len(found.tasks),
+        len(of_network.sizes),
+        len(of_network.tasks),
     )
     return "| " + " | ".join((f"`{name}`", what, parameters, *map(str, counts))) + " |"
 

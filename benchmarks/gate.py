@@ -63,7 +63,7 @@ def choose_tasks(table: MeasurementTable, data: DataConfig) -> dict[str, list[st
     task_of_row = names[table.program_key - table.tvm.first_key]
     chosen: dict[str, list[str]] = {}
     for part, code, rows in (("test", 2, TEST_ROWS), ("train", 0, TRAIN_ROWS)):
-        candidates = [task for task, found in parts.items() if found == code]
+        candidates = [task for task, of_task in parts.items() if of_task == code]
         # Names of tasks start with their network: a seeded order mixes them.
         order = np.random.default_rng(0).permutation(len(candidates))
         chosen[part], have = [], 0
@@ -123,8 +123,8 @@ def training_figures(table: MeasurementTable, config: TrainConfig) -> dict[str, 
     return _kept(figures)
 
 
-def _kept(found: Mapping[str, Any]) -> dict[str, Any]:
-    kept: dict[str, Any] = rounded({key: found[key] for key in ("n", "mape", "task_kendall_tau")})
+def _kept(figures: Mapping[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = rounded({key: figures[key] for key in ("n", "mape", "task_kendall_tau")})
     return kept
 
 

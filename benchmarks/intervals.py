@@ -21,18 +21,9 @@ def coverage_curve(
 ) -> list[float]:
     """Share of rows inside the central interval of each nominal share.
 
-    Parameters
-    ----------
-    log_measured, point : (n,)
-        log of seconds.
-    levels, factor : (n, len(LEVELS)), (n,)
-        As :class:`cdmpp.model.raw_predictions.RawPredictions` has them.
-    nominal : sequence of float
-
-    Returns
-    -------
-    list of float
-        One share per nominal one. An interval always holds its point, as in a Prediction.
+    ``log_measured``, ``point``, (n,): log of seconds. ``levels``, (n, len(LEVELS)), and ``factor``, (n,): as
+    :class:`cdmpp.model.raw_predictions.RawPredictions` has them. An interval always holds its point, as in a
+    Prediction.
     """
     shares = []
     for share in nominal:

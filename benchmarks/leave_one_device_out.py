@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report.results import GROUPS
-from benchmarks.unseen_devices.group import Group
+from benchmarks.unseen_devices.group import HeldOutGroup
 from benchmarks.unseen_devices.network import network_of
 from benchmarks.unseen_devices.study import ROWS_PER_TABLE, Study
 from cdmpp.train.config import TrainConfig, load_config
@@ -96,7 +96,7 @@ def main() -> None:
         dataset = study.without(config.data.holdout_devices)
         artifact = network_of(config, dataset, options.models / config.name)
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        for entry in Group(study, config, dataset, artifact).measure():
+        for entry in HeldOutGroup(study, config, dataset, artifact).measure():
             content = merged(options.out, name, entry)
             with replacing(options.out) as aside:
                 aside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

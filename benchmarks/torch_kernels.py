@@ -61,7 +61,7 @@ def ratios() -> dict[str, list[float]]:
     """Operator -> predicted over measured device time of each row."""
     script, predictor = measuring_script(), LatencyPredictor.load()
     cases = script.operator_cases()
-    found: dict[str, list[float]] = defaultdict(list)
+    by_name: dict[str, list[float]] = defaultdict(list)
     for row in rows_of("operators"):
         _, name, number, _, sample, _ = cases[row["case"]]
         _, _, make, call = sample(random.Random(f"38-{name}-{number}"), number)
@@ -73,15 +73,15 @@ def ratios() -> dict[str, list[float]]:
             print(f"{name}: {error}", file=sys.stderr)
             continue
         if answer.timeline is not None and not answer.lower_bound:
-            found[name].append(answer.timeline.device_busy_s / row["latency_s"])
-    return found
+            by_name[name].append(answer.timeline.device_busy_s / row["latency_s"])
+    return by_name
 
 
 def module_ratios() -> dict[str, list[float]]:
     """Execution and mode -> predicted over measured seconds of whole modules, as benchmarks measure them."""
     script, predictor = measuring_script(), LatencyPredictor.load()
     cases = {(case["name"], dtype, mode): case for case, dtype, mode in script.module_cases() if "build" in case}
-    found: dict[str, list[float]] = defaultdict(list)
+    by_name: dict[str, list[float]] = defaultdict(list)
     for row in rows_of("modules") + rows_of("compiled"):
         case = cases.get((row["op"], row["dtype"], row["mode"]))
         fields = {"eager": ("latency_s", "graph_s"), "compiled": ("latency_s",)}.get(row["execution"], ())
@@ -98,8 +98,8 @@ def module_ratios() -> dict[str, list[float]]:
             options = {"mode": mode, "execution": execution, "dtype": row["dtype"]}
             options |= {"optimizer": "sgd"} if mode == "training" else {}
             answer = predictor.predict_module(module, inputs, DEVICE, host="pytorch-h100", **options)
-            found[f"{execution}, {mode}, {row['dtype']}"].append((answer.latency_s or 0.0) / row[field])
-    return found
+            by_name[f"{execution}, {mode}, {row['dtype']}"].append((answer.latency_s or 0.0) / row[field])
+    return by_name
 
 
 def main() -> None:
@@ -110,10 +110,10 @@ def main() -> None:
         print_table(ratios_of)
 
 
-def print_table(found: dict[str, list[float]]) -> None:
+def print_table(by_name: dict[str, list[float]]) -> None:
     """Errors in markdown."""
     print("| call | rows | median error | median ratio | 10 % | 90 % |\n| --- | ---: | ---: | ---: | ---: | ---: |")
-    for name, values in sorted(found.items()):
+    for name, values in sorted(by_name.items()):
         logs = sorted(map(math.log, values))
         error = statistics.median(abs(value - 1) for value in values)
         points = [math.exp(logs[int(q * (len(logs) - 1))]) for q in (0.5, 0.1, 0.9)]

@@ -116,20 +116,16 @@ def outputs(text: str) -> Iterator[tuple[int, int, str, bool]]:
             start, end = command.end(), following.start() if following else len(body)
             yield block.start("body") + start, block.start("body") + end, command[0][2:], False
         adjacent = after is not None and after["kind"] in ("", "text") and not after["mark"]
-        adjacent = adjacent and not text[block.end() : after.start()].strip()  # type: ignore[union-attr]
-        adjacent = adjacent and not after["body"].startswith(("$ ", "cdmpp "))  # type: ignore[index]
+        adjacent = adjacent and not text[block.end() : after.start()].strip()
+        adjacent = adjacent and not after["body"].startswith(("$ ", "cdmpp "))
         if adjacent and (kind == "python" or (kind == "" and body.startswith("cdmpp ") and body.count("\n") == 1)):
-            yield after.start("body"), after.end("body"), body, kind == "python"  # type: ignore[union-attr]
+            yield after.start("body"), after.end("body"), body, kind == "python"
 
 
 def regenerate(page: str, check: bool) -> tuple[list[str], bool]:
     """Write the outputs of a page, or only compare.
 
-    Returns
-    -------
-    differences : list of str
-    failed : bool
-        Whether a command failed: its output is never written.
+    Returns the differences, and whether a command failed: its output is never written.
     """
     path, parts, last, changed, failed = ROOT / page, list[str](), 0, list[str](), False
     text = path.read_text(encoding="utf-8")

@@ -20,19 +20,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 #: These failed on busy processors before, or wait for other processes throughout.
+_SERVER = ("jobs", "jobs_process", "reload", "plans", "process", "sandbox", "batcher", "limits", "logs")
 FRAGILE = (
-    "tests/server/test_jobs.py",
-    "tests/server/test_jobs_process.py",
-    "tests/server/test_reload.py",
-    "tests/server/test_plans.py",
-    "tests/server/test_process.py",
-    "tests/server/test_sandbox.py",
-    "tests/server/test_batcher.py",
-    "tests/server/test_limits.py",
-    "tests/server/test_logs.py",
-    "tests/data/measure/test_collect.py",
-    "tests/data/measure/test_pools.py",
-    "tests/data/measure/test_remote.py",
+    *(f"tests/server/test_{name}.py" for name in _SERVER),
+    *(f"tests/data/measure/test_{name}.py" for name in ("collect", "pools", "remote")),
 )
 FRAGILE_ROUNDS, OTHER_ROUNDS = 20, 5
 #: A busy machine takes much longer than the limit of an ordinary run allows.

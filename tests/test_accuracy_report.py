@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,12 @@ from benchmarks.report.markdown import fill
 from benchmarks.report.results import STUDIES, Results, rounded, write_result
 from cdmpp.data.importers import PROGRAM_SOURCES
 from cdmpp.errors import DataError
-
-ROOT = Path(__file__).resolve().parent.parent
+from tests.waiting import ROOT
 
 
 def metrics(mape: float, coverage: float | None = 0.8, n: int = 100) -> dict[str, Any]:
-    return {
-        "n": n,
-        "mape": mape,
-        "median_ape": mape / 2,
-        "within_10": 0.5,
-        "within_20": 0.75,
-        "kendall_tau": 0.9,
-        "coverage": coverage,
-    }
+    shares = {"within_10": 0.5, "within_20": 0.75, "kendall_tau": 0.9, "coverage": coverage}
+    return {"n": n, "mape": mape, "median_ape": mape / 2, **shares}
 
 
 def figures(gemm: float, conv: float) -> dict[str, Any]:
@@ -42,16 +35,13 @@ def figures(gemm: float, conv: float) -> dict[str, Any]:
 def scheduled(methods: dict[str, Any]) -> dict[str, Any]:
     """Figures of the splits, with a sealed evaluation and an adapted configuration."""
     adapted = {name: {"before": m, "after": m | {"mape": m["mape"] / 4}} for name, m in methods.items()}
+    sealed = {k: m | {"devices": {"cpu-2t": {"n": 1, "mape": 0.123}}} for k, m in methods.items()}
+    read = {"date": "2026-11-23", "model": "0123abcd", "commit": "4567ef", "networks": ["vocoder"]}
     return {
         "command": "run me",
-        "splits": {
-            "network": methods,
-            "sealed": {k: m | {"devices": {"cpu-2t": {"n": 1, "mape": 0.123}}} for k, m in methods.items()},
-        },
+        "splits": {"network": methods, "sealed": sealed},
         "original_training": {"network": {"train_seconds": 1500.0, "samples": 900_000}},
-        "sealed_reads": {
-            "issue 17": {"date": "2026-11-23", "model": "0123abcd", "commit": "4567ef", "networks": ["vocoder"]}
-        },
+        "sealed_reads": {"issue 17": read},
         "inference_cost": {"network": {"cdmpp and XGBoost, mean": 1.5}},
         "near_twins": {"cpu-1t": ["cpu-2t"]},
         "adapted": {"cpu-1t": {"measurements": 40, "configurations": {"cpu-1t": adapted}}},
@@ -92,28 +82,15 @@ def schedules_search() -> dict[str, Any]:
 
 def left_out(device: str, source: str, error: float) -> dict[str, Any]:
     """Table of one device whose error falls with the number of measurements."""
-    runs = [
-        {
-            "k": k,
-            "sampler": sampler,
-            "seed": seed,
-            "before": figures(error, error),
-            "after": figures(*[error * (0.8 - 0.2 * i) + 0.001 * seed] * 2),
-            "weight": 1,
-            "width": 1.0,
-        }
-        for i, k in enumerate((10, 40, 100))
-        for sampler in ("kmeans", "random")
-        for seed in (0, 1)
-    ]
+    runs = []
+    for (i, k), sampler, seed in product(enumerate((10, 40, 100)), ("kmeans", "random"), (0, 1)):
+        after = error * (0.8 - 0.2 * i) + 0.001 * seed
+        run = {"k": k, "sampler": sampler, "seed": seed, "weight": 1, "width": 1.0}
+        runs.append({**run, "before": figures(error, error), "after": figures(after, after)})
+    about = {"device": device, "source": source, "available": 1000, "rows": 100, "ceilings": None, "sustained": None}
     return {
-        "device": device,
-        "source": source,
-        "available": 1000,
-        "rows": 100,
+        **about,
         "specification": figures(error, error),
-        "ceilings": None,
-        "sustained": None,
         "coverage_curve": {"nominal": [0.5, 0.8, 0.9], "empirical": [0.4, 0.7, 0.8]},
         "baselines": {"roofline": figures(0.5, 0.5), "xgboost": figures(0.3, 0.3)},
         "adapted": runs,
@@ -127,35 +104,24 @@ def with_baselines(error: float, n: int = 100) -> dict[str, Any]:
 @pytest.fixture
 def results() -> Results:
     """Small results of every study, with two of the four device groups."""
-    domain = {
-        "auc_held_out": 0.6,
-        "auc_pooled": 0.8,
-        "n_held_out": 1,
-        "n_known": 1,
-        "off_held_out": 0.2,
-        "off_known": 0.01,
+    domain = {"auc_held_out": 0.6, "auc_pooled": 0.8, "n_held_out": 1, "n_known": 1}
+    domain |= {"off_held_out": 0.2, "off_known": 0.01}
+    tables = {
+        "a100": [left_out("a100-x", "neusight", 0.20), left_out("a100-y", "neusight", 0.30)],
+        "v100-l40s": [left_out("v100", "neusight", 0.10), left_out("l40s", "aiconfigurator_gemm", 0.2)],
     }
     groups = {
-        "a100": {
-            "held_out": ["a100-x", "a100-y"],
-            "domain": domain,
-            "tables": [left_out("a100-x", "neusight", 0.20), left_out("a100-y", "neusight", 0.30)],
-        },
-        "v100-l40s": {
-            "held_out": ["v100", "l40s"],
-            "domain": domain,
-            "tables": [left_out("v100", "neusight", 0.10), left_out("l40s", "aiconfigurator_gemm", 0.2)],
-        },
+        name: {"held_out": [one["device"] for one in several], "domain": domain, "tables": several}
+        for name, several in tables.items()
     }
     part = {"source": "neusight", "filtered": True, "device": "", "family": "gemm"}
+    parts = [
+        part | metrics(0.0456),
+        {**part, "filtered": False, "family": ""} | metrics(0.05),
+        {**part, "device": "t4", "family": ""} | metrics(0.0567),
+    ]
     shapes = {
-        "model_id": "base-1",
-        "n": 3,
-        "parts": [
-            part | metrics(0.0456),
-            {**part, "filtered": False, "family": ""} | metrics(0.05),
-            {**part, "device": "t4", "family": ""} | metrics(0.0567),
-        ],
+        **{"model_id": "base-1", "n": 3, "parts": parts},
         "coverage": {"nominal": [0.5, 0.8, 0.9], "sources": {"neusight": [0.5, 0.79, 0.9]}},
         "domain": {"labels": {"in": metrics(0.04)}, "auc": 0.77},
     }
@@ -172,31 +138,20 @@ def results() -> Results:
     methods = {name: metrics(error) | ranked for name, error in errors.items()}
     errors = {"rows": 50, "error": 0.0399}
     exchange = {
-        "test_error": 0.0399,
-        "test_median": 0.0113,
-        "test_rows": 50,
+        **{"test_error": 0.0399, "test_median": 0.0113, "test_rows": 50},
         "by_operator": {"all_reduce": errors},
         "by_operator_and_device": {"all_reduce|a40": errors},
         "left_out": {"a40": {"rows": 50, "error": 0.3177, "adapted": 0.0533}},
         "left_out_groups": {"a40": {"devices": ["a40", "rtx-a6000"], "rows": 50, "error": 0.4011}},
-        "left_out_error": 0.3177,
-        "left_out_groups_error": 0.4011,
-        "adapted_error": 0.0533,
+        **{"left_out_error": 0.3177, "left_out_groups_error": 0.4011, "adapted_error": 0.0533},
     }
     trees = {"rows": 50, "model": 0.0399, "xgboost": 0.0622, "roofline": 0.4}
-    exchange_baselines = {
-        "test": trees,
-        "by_operator": {"all_reduce": trees},
-        "left_out": {"a40": trees | {"xgboost": 0.7}},
-        "left_out_all": trees,
-    }
+    left_out_trees = {"left_out": {"a40": trees | {"xgboost": 0.7}}, "left_out_all": trees}
+    exchange_baselines = {"test": trees, "by_operator": {"all_reduce": trees}, **left_out_trees}
     return Results(
         {
-            "model": model,
-            "shapes": shapes,
-            "devices": {"groups": groups},
-            "collectives": exchange,
-            "collective_baselines": exchange_baselines,
+            **{"model": model, "shapes": shapes, "devices": {"groups": groups}},
+            **{"collectives": exchange, "collective_baselines": exchange_baselines},
             "schedules": scheduled(methods),
             "schedules_gpu": scheduled_gpu(metrics(0.4) | ranked),
             "schedules_study": schedules_study(metrics(0.4) | ranked),
@@ -221,7 +176,6 @@ def test_committed_documents_match_committed_results() -> None:
 
 def test_headline_is_mean_over_groups_of_means_over_devices(results: Results) -> None:
     devices = results.get("devices")
-    assert devices is not None
     read = unseen.readers("neusight")
     spec = unseen.SPECIFICATION
     # The two boards of the A100 (20 and 30 %) are one group, the V100 (10 %) is another.
@@ -237,11 +191,11 @@ def test_goals_show_whether_they_are_reached_and_how_many_groups_were_measured(r
     zero = rows["| fp32 operators, device left out", unseen.SPECIFICATION]
     assert "**17.5 %** (2 of 5 groups)" in zero and zero.endswith("| no |")
     assert rows["| fp32 GEMM, held-out shapes", "rows that pass NeuSight's own filter"].endswith("| yes |")
-    assert rows[
-        "| TVM programs of unseen networks: error reduction over XGBoost", "XGBoost on PerStoreFeature, same rows"
-    ].endswith("| ≥ 30.0 % | **20.0 %** | no |")
-    original = "| TVM programs of unseen networks: error reduction over the original"
-    assert rows[original, "the original on PerStoreFeature, same rows"].endswith("| ≥ 30.0 % | **50.0 %** | yes |")
+    reduction = "| TVM programs of unseen networks: error reduction over"
+    trees = rows[f"{reduction} XGBoost", "XGBoost on PerStoreFeature, same rows"]
+    assert trees.endswith("| ≥ 30.0 % | **20.0 %** | no |")
+    original = rows[f"{reduction} the original", "the original on PerStoreFeature, same rows"]
+    assert original.endswith("| ≥ 30.0 % | **50.0 %** | yes |")
 
 
 def test_tables_show_the_figures_of_the_results(results: Results) -> None:
@@ -260,10 +214,8 @@ def test_tables_show_the_figures_of_the_results(results: Results) -> None:
     assert "0.820" in shown and "| sealed networks | cdmpp | 100 | **40.0 %** |" in shown
     assert "evaluated once for issue 17, on 2026-11-23, with model 0123abcd" in shown
     assert "| cpu-1t | cpu-2t | cpu-1t | cdmpp | 40.0 % | 10.0 % |" in shown
-    assert (
-        "relative to the network: cdmpp and XGBoost, mean 1.50." in shown
-        and "| sealed networks | cdmpp | 12.3 % |" in shown
-    )
+    assert "relative to the network: cdmpp and XGBoost, mean 1.50." in shown
+    assert "| sealed networks | cdmpp | 12.3 % |" in shown
     shown = schedules.gpu(results)
     assert "| unseen tasks | 40.0 % / 40.0 % / 40.0 % | 20.0 % / 20.0 % / 20.0 % |" in shown
     assert "| device left out, 100 measurements | 20.0 % / 20.0 % / 20.0 % |" in shown and "0.610 / 0.610" in shown
@@ -297,17 +249,14 @@ def test_collectives_are_shown_with_and_without_baselines(results: Results) -> N
     assert "| a40 | 50 | **31.8 %** | 5.3 % | 70.0 % | 40.0 % |" in collectives.left_out(results)
     assert "| a40, rtx-a6000 | 50 | **40.1 %** |" in collectives.left_out(results)
     assert "| 50 | **4.0 %** | 1.1 % | - | - | - | - | 6.2 % | 40.0 % |" in known.overview(results)
-    metrics = results.get("collectives")
-    assert metrics is not None
-    alone = Results({"collectives": metrics})
+    alone = Results({"collectives": results.get("collectives")})
     assert "| a40 | 50 | **31.8 %** | 5.3 % | - | - |" in collectives.left_out(alone)
     assert "run `python -m benchmarks.collectives --public-data DIR`" in collectives.sizes(alone)
 
 
 def test_shapes_of_another_model_do_not_replace_the_error_table(results: Results) -> None:
-    shapes = results.get("shapes")
-    assert shapes is not None
-    shapes["parts"].append({"source": "vidur", "filtered": False, "device": "", "family": ""} | metrics(0.07))
+    part = {"source": "vidur", "filtered": False, "device": "", "family": ""}
+    results.get("shapes")["parts"].append(part | metrics(0.07))
     assert goals.held_out_error(results, "vidur") == 0.07
     results.model_id = "base-2"
     assert goals.held_out_error(results, "vidur") == 0.0444

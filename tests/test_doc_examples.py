@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import runpy
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,17 +15,16 @@ from cdmpp.predict.requests.pricing import PredictedCost
 from cdmpp.programs.frontends.load import program_from_request
 
 FOLDER = Path(__file__).parents[1] / "docs" / "examples"
-#: A JSON block of a page that is a whole request: planner, page and heading.
-WHOLE = {"replay": ("replay.md", "## Collectives as costs")}
 
 
-def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"doc_example_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def example(name: str) -> SimpleNamespace:
+    return SimpleNamespace(**runpy.run_path(str(FOLDER / f"{name}.py")))
+
+
+def json_block(page: str) -> Any:
+    """The JSON block about collectives of a page."""
+    text = (FOLDER.parent / page).read_text()
+    return json.loads(text[text.index("## Collectives as costs") :].split("```json", 1)[1].split("```", 1)[0])
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
@@ -34,18 +34,12 @@ def test_requests_in_the_folder_are_valid(path: Path) -> None:
     assert all(program.path for program in request.price_requests())
 
 
-@pytest.mark.parametrize("kind", WHOLE)
-def test_request_on_a_page_is_valid(kind: str) -> None:
-    page, heading = WHOLE[kind]
-    text = (FOLDER.parent / page).read_text()
-    block = text[text.index(heading) :].split("```json", 1)[1].split("```", 1)[0]
-    assert PLANNERS[kind].read(json.loads(block)).price_requests()
+def test_request_on_a_page_is_valid() -> None:
+    assert PLANNERS["replay"].read(json_block("replay.md")).price_requests()
 
 
 def test_collective_in_planning_md_is_a_cost() -> None:
-    text = (FOLDER.parent / "planning.md").read_text()
-    block = text[text.index("## Collectives as costs") :].split("```json", 1)[1].split("```", 1)[0]
-    [request] = PredictedCost.model_validate(json.loads(block)).price_requests("cost")
+    [request] = PredictedCost.model_validate(json_block("planning.md")).price_requests("cost")
     program = program_from_request(request.program)
     assert program.operator is not None and program.operator.operator == "all_reduce"
 

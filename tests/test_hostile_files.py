@@ -124,26 +124,14 @@ CONFIG: dict[str, Any] = {"model_type": "llama", "hidden_size": 64, "intermediat
 CONFIG |= {"num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
 
 
-def _fit(measured: list[dict[str, Any]]) -> object:
-    return fit_engine(CONFIG, "h100-sxm", measured)
-
-
 def _with_config(folder: Path) -> object:
     (folder / "config.json").write_text("{}")
     return read_config(folder)
 
 
-def fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def zero(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
 CONTENT: dict[str, bytes | Callable[[Path], None]] = {
-    "fifo": fifo,
-    "zero": zero,
+    "fifo": os.mkfifo,
+    "zero": lambda path: path.symlink_to("/dev/zero"),
     "folder": Path.mkdir,
     "empty": b"",
     "junk": random.Random(0).randbytes(5000),
@@ -197,7 +185,7 @@ def test_packed_files_unpack_to_a_bounded_size(tmp_path: Path, suffix: str, monk
     monkeypatch.setattr("cdmpp.data.measure.runtime.run.MAX_MEMBER_BYTES", 2**20)
     path, zeros = tmp_path / f"rows-0{suffix}", b"0" * 2**25
     if suffix == ".npz":
-        np.savez_compressed(path, **dict.fromkeys(("head", "machines", "items"), np.zeros(2**22)))  # type: ignore[arg-type]
+        np.savez_compressed(path, **dict.fromkeys(("head", "machines", "items"), np.zeros(2**22)))
         read: Read = parts.read_results
     elif suffix == ".zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
@@ -211,9 +199,8 @@ def test_packed_files_unpack_to_a_bounded_size(tmp_path: Path, suffix: str, monk
         path.write_bytes(lzma.compress(zeros))
         read = lambda path: files.parse_file(path, lambda _: files.read_xz(path, 2**20), "xz", "")  # noqa: E731
     else:
-        path.write_bytes(
-            gzip.compress(b"program,latency_us\n" + b"a,1\n" * 2**22 if "csv" in suffix else b"[" + b" " * 2**24)
-        )
+        content = b"program,latency_us\n" + b"a,1\n" * 2**22 if "csv" in suffix else b"[" + b" " * 2**24
+        path.write_bytes(gzip.compress(content))
         read = load_table if "csv" in suffix else read_trace
     assert path.stat().st_size < 2**18
     with pytest.raises(CdmppError, match=r"unpacks to|more than"):
@@ -268,9 +255,9 @@ def test_many_measurements_and_configurations_of_rows_are_refused(tmp_path: Path
     os.mkfifo(tmp_path / "pipe")
     row = {"batch": 1, "input": 8, "output": 8, "total_s": 1.0}
     with pytest.raises(DataError, match="more than 500 measurements"):
-        _fit([row] * 100_000)
+        fit_engine(CONFIG, "h100-sxm", [row] * 100_000)
     with pytest.raises(DataError, match=r"row 1: .*not a regular file"):
-        _fit([{**row, "config": str(tmp_path / "pipe")}] * 2)
+        fit_engine(CONFIG, "h100-sxm", [{**row, "config": str(tmp_path / "pipe")}] * 2)
 
 
 @pytest.mark.parametrize("value", [True, 10**400, "9" * 5000, [1.0], "nan"])
@@ -279,7 +266,9 @@ def test_value_that_is_no_duration_is_an_error(duration: str, value: Any) -> Non
     row = {"batch": 1, "input": 8, "output": 8, duration: value}
     step = {"gpus": 8, "micro_batch": 1, "global_batch": 8, "sequence": 128, duration: value}
     with pytest.raises((DataError, FieldError), match=r"is no duration|step_s|measurement 1"):
-        fit_training(CONFIG, "h100-sxm", [step] * 4) if duration == "step_s" else _fit([row] * 2)
+        fit_training(CONFIG, "h100-sxm", [step] * 4) if duration == "step_s" else fit_engine(
+            CONFIG, "h100-sxm", [row] * 2
+        )
 
 
 @pytest.mark.parametrize("cls", [EngineProfile, HostProfile])
@@ -293,6 +282,5 @@ def test_profile_with_control_characters_is_written_and_read(tmp_path: Path) -> 
     text = "".join(map(chr, [*range(1, 32), 127])) + "\"\\'"
     profile = EngineProfile.of({"name": text, "fused": [text], "source": {text: text}}, "mine")
     profile.write(tmp_path / "mine.toml")
-    assert load_engine(tmp_path / "mine.toml").model_dump(exclude={"framework"}) == profile.model_dump(
-        exclude={"framework"}
-    )
+    again = load_engine(tmp_path / "mine.toml")
+    assert again.model_dump(exclude={"framework"}) == profile.model_dump(exclude={"framework"})

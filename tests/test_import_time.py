@@ -6,38 +6,20 @@ Checked by module names rather than by a clock: a busy machine makes a timed tes
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 import cdmpp
+from tests.waiting import run_python
 
 HEAVY = {
-    "fastapi",
-    "httpx2",
-    "hypothesis",
-    "matplotlib",
-    "numpy",
-    "onnx",
-    "pandas",
-    "pyarrow",
-    "pydantic",
-    "rich",
-    "scipy",
-    "cdmpp_server",
-    "sklearn",
-    "torch",
-    "tvm",
-    "typer",
-    "uvicorn",
-    "xgboost",
+    *("fastapi", "httpx2", "hypothesis", "matplotlib", "numpy", "onnx", "pandas", "pyarrow", "pydantic", "rich"),
+    *("scipy", "cdmpp_server", "sklearn", "torch", "tvm", "typer", "uvicorn", "xgboost"),
 }
 
 
 def modules_after(statement: str) -> set[str]:
-    code = f"{statement}; import json, sys; print(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", f"{statement}; import json, sys; print(json.dumps(sorted(sys.modules)))")
     return {name.partition(".")[0] for name in json.loads(done.stdout)}
 
 
@@ -61,4 +43,4 @@ def test_every_public_name_loads(name: str) -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nonsense"):
-        _ = cdmpp.nonsense  # type: ignore[attr-defined,unused-ignore]
+        _ = cdmpp.nonsense

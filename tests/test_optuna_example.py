@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-from pathlib import Path
 
 import optuna
 import pytest
@@ -11,10 +10,11 @@ from optuna.trial import TrialState
 
 from cdmpp.predict.predictor import LatencyPredictor
 from tests.threads import one_thread
+from tests.waiting import ROOT
 
 __all__ = ["one_thread"]
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "optuna_search.py"
+EXAMPLE = ROOT / "examples" / "optuna_search.py"
 
 
 def reaches(trial: optuna.trial.FrozenTrial, latency_ms: float, images_per_s: float) -> bool:

@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 import cdmpp
+from tests.waiting import ROOT, run_python
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parent.parent
 VERSION = cdmpp.__version__
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -54,8 +54,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_python("-m", "build", "--wheel", "--no-isolation", "--outdir", out, source)
     assert done.returncode == 0, done.stderr[-2000:]
     (path,) = out.glob("*.whl")
     return path
@@ -72,8 +71,7 @@ def test_wheel_contains_two_packages_and_the_model(wheel: Path) -> None:
 
 
 def test_wheel_metadata_passes_twine_check(wheel: Path) -> None:
-    command = [sys.executable, "-m", "twine", "check", "--strict", str(wheel)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_python("-m", "twine", "check", "--strict", wheel)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -98,8 +96,7 @@ def test_unpacked_wheel_predicts(wheel: Path, tmp_path: Path) -> None:
 def test_project_file_matches_its_schema(schema: str, files: str) -> None:
     paths = sorted(map(str, ROOT.glob(files)))
     assert paths
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *paths]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_python("-m", "check_jsonschema", "--builtin-schema", schema, *paths)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -129,8 +126,6 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def test_shell_completion_lists_the_commands() -> None:
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "_CDMPP_COMPLETE": "complete_bash"}
-    environment |= {"COMP_WORDS": "cdmpp pre", "COMP_CWORD": "1"}
-    code = "from cdmpp.cli.main import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    words = {"_CDMPP_COMPLETE": "complete_bash", "COMP_WORDS": "cdmpp pre", "COMP_CWORD": "1"}
+    done = run_python("-c", "from cdmpp.cli.main import main; main()", **words)
     assert "predict" in done.stdout, done.stderr

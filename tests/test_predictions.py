@@ -1,21 +1,22 @@
-"""Lists of predictions: several devices in one call, HTML, Arrow, milliseconds."""
+"""Lists, sums and matrices of predictions: several devices in one call, HTML, Arrow, milliseconds, domains."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 
 import pyarrow as pa
 import pytest
 
 from cdmpp.devices import lookup
-from cdmpp.errors import InvalidDeviceError, UnknownDeviceError
+from cdmpp.errors import CdmppError, InvalidDeviceError, UnknownDeviceError
+from cdmpp.model.domain.score import Label, label_of_total
 from cdmpp.predict.prediction import ErrorInfo, Prediction, Predictions
+from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
 from cdmpp.predict.prediction_total import PredictionTotal
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.rendering import MAX_ROWS, html_table
+from tests.waiting import run_python
 
 PROGRAMS = ["linear:m=512,n=4096,k=1024,dtype=float16", "linear:m=0,n=1,k=1", "softmax:rows=4096,cols=512"]
 SECONDS = ("latency_s", "lower_s", "upper_s", "quantiles", "roofline_s")
@@ -100,16 +101,8 @@ def test_html_has_a_row_per_prediction_with_interval_and_domain(answers: Predict
 
 def test_html_escapes_all_text(answers: Predictions) -> None:
     evil = "<script>alert('1 & 2')</script>"
-    bad = dataclasses.replace(
-        answers[0],
-        name=evil,
-        device=evil,
-        domain_reason=evil,
-        framework=evil,
-        implementation=evil,
-        model_id=evil,
-        protocol=evil,
-    )
+    fields = ("name", "device", "domain_reason", "framework", "implementation", "model_id", "protocol")
+    bad = dataclasses.replace(answers[0], **dict.fromkeys(fields, evil))
     failed = Prediction(evil, None, evil, "library", evil, evil, evil, error=ErrorInfo("code", evil, evil))
     for text in (bad._repr_html_(), failed._repr_html_(), html_table([evil], [[evil]], caption=evil, notes=[evil])):
         assert "<script" not in text and "&lt;script&gt;" in text and "1 &amp; 2" in text
@@ -134,5 +127,71 @@ def test_html_needs_no_pyarrow() -> None:
         "assert '1.00 ms' in p._repr_html_()\n"
         "try: p.to_arrow()\nexcept MissingDependencyError as error: print(error.hint)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "plan" in done.stdout
+    done = run_python("-c", code)
+    assert "plan" in done.stdout, done.stderr
+
+
+def prediction(latency_s: float, domain: Label) -> Prediction:
+    query = ("p", "0" * 32, "t4", "library", "kernel", None, "m")
+    return Prediction(*query, latency_s, 0.9 * latency_s, 1.2 * latency_s, {}, domain, 1.0)
+
+
+FAILED = Prediction("p", None, "t4", "library", "kernel", None, "m", error=ErrorInfo("c", "m"))
+
+
+def test_domain_is_weighted_by_time_and_not_by_programs() -> None:
+    counted = [(prediction(0.031, "in"), 3), (prediction(0.005, "near"), 1), *[(prediction(0.001, "out"), 1)] * 2]
+    total = PredictionTotal.of(counted)
+    assert total.latency_s == pytest.approx(0.1)
+    assert (total.lower_s, total.upper_s) == (pytest.approx(0.09), pytest.approx(0.12))
+    assert total.domain_shares == pytest.approx({"in": 0.93, "near": 0.05, "out": 0.02})
+    assert total.domain == "in"
+    assert total.domain_text() == "93 % of the time in, 5 % near, 2 % out"
+    assert (total.programs, total.launches, total.failed, total.lower_bound) == (4, 6, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("shares", "label"),
+    [
+        ((1, 0, 0), "in"),
+        ((0.9, 0, 0.1), "in"),
+        ((0.89, 0.01, 0.1), "near"),
+        ((0, 1, 0), "near"),
+        ((0.8, 0.09, 0.11), "out"),
+        ((0, 0, 1), "out"),
+    ],
+)
+def test_domain_label_of_a_total(shares: tuple[float, float, float], label: str) -> None:
+    assert label_of_total(dict(zip(("in", "near", "out"), shares, strict=True))) == label
+
+
+def test_small_shares_are_neither_hidden_nor_rounded_up_to_all() -> None:
+    total = PredictionTotal.of([(prediction(1.0, "in"), 1), (prediction(0.001, "out"), 1)])
+    assert total.domain_text() == "> 99 % of the time in, < 1 % out"
+
+
+def test_left_out_programs_make_the_total_a_lower_bound() -> None:
+    some = PredictionTotal.of([(prediction(1.0, "in"), 2), (FAILED, 3), (None, 1)])
+    assert (some.latency_s, some.failed, some.lower_bound) == (2.0, 4, True)
+    assert PredictionTotal.of([(prediction(1.0, "in"), 1)], left_out=True).lower_bound
+    none = PredictionTotal.of([(FAILED, 1)])
+    assert (none.latency_s, none.domain, none.domain_shares, none.lower_bound) == (None, None, None, True)
+
+
+WRONG = Failed("wrong", CdmppError("no such thing"))
+
+
+def test_results_are_in_order_with_errors_in_place() -> None:
+    matrix = PredictionMatrix(["a", WRONG, "b"], ["x", WRONG])
+    assert matrix.pairs() == [("a", "x"), ("b", "x")]
+
+    def name(row: str | Failed, column: str | Failed) -> str:
+        return f"{row.name if isinstance(row, Failed) else row} {column.name if isinstance(column, Failed) else column}"
+
+    results = matrix.results((f"{row}{column}" for row, column in matrix.pairs()), name)
+    assert results == [["ax", "a wrong"], ["wrong x", "wrong wrong"], ["bx", "b wrong"]]
+
+
+def test_empty_matrix_has_no_pairs() -> None:
+    matrix: PredictionMatrix[str, str] = PredictionMatrix([], ["x"])
+    assert matrix.pairs() == [] and matrix.results([], lambda row, column: 0) == []

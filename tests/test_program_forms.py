@@ -69,7 +69,7 @@ def test_name_of_a_quantisation_is_no_type() -> None:
 
 def test_mistyped_protocol_names_the_nearest(predictor: LatencyPredictor) -> None:
     with pytest.raises(CdmppError, match="did you mean kernel"):
-        predictor.predict(["linear:m=2,n=3,k=4"], "t4", protocol="kernal")  # type: ignore[arg-type]
+        predictor.predict(["linear:m=2,n=3,k=4"], "t4", protocol="kernal")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_names_without_a_product_have_no_commonest_board() -> None:
 
 @pytest.mark.parametrize("source", ["model.onnx", Path("folder/model.pt2")])
 def test_path_of_a_model_names_the_right_call(predictor: LatencyPredictor, source: str | Path) -> None:
-    (prediction,) = predictor.predict([source], "t4")  # type: ignore[list-item]
+    (prediction,) = predictor.predict([source], "t4")
     assert prediction.error is not None
     assert "whole model" in prediction.error.message
     assert "cdmpp.load_programs(path)" in prediction.error.hint
@@ -119,9 +119,9 @@ def test_tir_objects_are_programs(predictor: LatencyPredictor) -> None:
     function = tvm.ir.load_json(program.tvm_json)
     module = tvm.IRModule({"main": function})
     (expected,) = predictor.predict([program], "core-i9-10940x")
-    for prediction in predictor.predict([function, module], "core-i9-10940x"):  # type: ignore[list-item]
+    for prediction in predictor.predict([function, module], "core-i9-10940x"):
         assert prediction.error is None
         assert prediction.latency_s == expected.latency_s
     both = tvm.IRModule({"first": function, "second": function})
-    (refused,) = predictor.predict([both], "core-i9-10940x")  # type: ignore[list-item]
+    (refused,) = predictor.predict([both], "core-i9-10940x")
     assert refused.error is not None and "2 PrimFuncs: first, second" in refused.error.message

@@ -20,16 +20,7 @@ from cdmpp.devices import known
 
 README = Path("README.md").read_text(encoding="utf-8")
 FOLDERS = (
-    "cdmpp",
-    "server",
-    "tests",
-    "docs",
-    "configs",
-    "benchmarks",
-    "examples",
-    "notebooks",
-    "models",
-    "deploy",
+    *("cdmpp", "server", "tests", "docs", "configs", "benchmarks", "examples", "notebooks", "models", "deploy"),
     "data/cdmpp-measured",
 )
 #: Written by commands, or files of another project.

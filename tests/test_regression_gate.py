@@ -25,8 +25,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def gate() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(GATE.read_text(encoding="utf-8"))
-    return found
+    return json.loads(GATE.read_text(encoding="utf-8"))
 
 
 def test_the_shipped_model_is_as_good_as_it_was(gate: dict[str, Any], predictor: LatencyPredictor) -> None:

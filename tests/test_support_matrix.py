@@ -34,8 +34,7 @@ DEVICES = ["t4", "a100-sxm4-80gb", "b200", "rtx-3090"]
 def row_of(matrix: dict[str, Any], operator: str, dtype: str, **types: str | None) -> dict[str, Any]:
     wanted = {"operator": operator, "dtype": dtype, "weight_dtype": None, "scaling": None, **types}
     [row] = [row for row in matrix["rows"] if all(row[k] == v for k, v in wanted.items())]
-    found: dict[str, Any] = row
-    return found
+    return row
 
 
 def test_no_prediction_is_closer_to_training_than_its_cell(predictor: LatencyPredictor) -> None:

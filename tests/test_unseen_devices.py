@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.unseen_devices import group as group_module
-from benchmarks.unseen_devices.group import Group
+from benchmarks.unseen_devices.group import HeldOutGroup
 from benchmarks.unseen_devices.network import network_of
 from benchmarks.unseen_devices.study import Study
 from cdmpp.errors import ArtifactError
@@ -31,16 +31,10 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     device = rng.choice(list(PEAK), ROWS)
     latency_us = 2e6 * (2.0 * m * n * k / np.array([PEAK[name] for name in device])) + 5.0
     path = tmp_path_factory.mktemp("data") / "gemm.parquet"
-    columns = {
-        "op": ["linear"] * ROWS,
-        "device": device,
-        "framework": ["vllm"] * ROWS,
-        "version": ["1"] * ROWS,
-        "dtype": ["bfloat16"] * ROWS,
-        **{name: size.astype(np.int32) for name, size in (("m", m), ("n", n), ("k", k))},
-        "latency_us": latency_us.astype(np.float32),
-    }
-    pq.write_table(pa.table(columns), path)
+    constant = {"op": "linear", "framework": "vllm", "version": "1", "dtype": "bfloat16"}
+    columns = {name: [value] * ROWS for name, value in constant.items()}
+    columns |= {name: size.astype(np.int32) for name, size in (("m", m), ("n", n), ("k", k))}
+    pq.write_table(pa.table({**columns, "device": device, "latency_us": latency_us.astype(np.float32)}), path)
     return path
 
 
@@ -65,7 +59,7 @@ def test_a_group_is_trained_measured_and_adapted(table: Path, tmp_path: Path, mo
     dataset = study.without(("b200",))
     artifact = network_of(without, dataset, tmp_path / "tiny")
     assert artifact.devices == ("", "l40s")
-    stages = [json.dumps(entry) for entry in Group(study, without, dataset, artifact).measure()]
+    stages = [json.dumps(entry) for entry in HeldOutGroup(study, without, dataset, artifact).measure()]
     entry = json.loads(stages[-1])
     assert len(stages) > 3 and "seconds" not in json.loads(stages[0])
     (found,) = entry["tables"]

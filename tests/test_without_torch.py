@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.waiting import PATIENCE_S
+from tests.waiting import ROOT, run_python
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +26,7 @@ HEAVY = ("torch", "tvm", "tvm_ffi", "xgboost", "onnxscript")
 RECORDS = """
 from cdmpp.predict.predictor import LatencyPredictor
 base = LatencyPredictor.load()
-texts = [f"linear:m={{64 * i}},n=1024,k={{512 + 64 * (i % 7)}},dtype=float16" for i in range(1, {count} + 1)]
+texts = [f"linear:m={64 * i},n=1024,k={512 + 64 * (i % 7)},dtype=float16" for i in range(1, 21)]
 records = [(t, 1.5 * p.latency_s) for t, p in zip(texts, base.predict(texts, "rtx-4090"))]
 adapted = base.adapt(records, "rtx-4090")
 """
@@ -41,13 +39,7 @@ print(answer.latency_s)
 
 
 def run(code: str, *blocked: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", BLOCK.format(blocked=blocked) + code],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = run_python("-c", BLOCK.format(blocked=blocked) + code)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()
 
@@ -61,7 +53,7 @@ def test_torch_is_not_imported_where_it_is_there() -> None:
 
 
 def test_a_model_file_at_the_command_line_without_torch() -> None:
-    model = Path(__file__).parents[1] / "examples" / "small_resnet.onnx"
+    model = ROOT / "examples" / "small_resnet.onnx"
     code = f"""
 sys.argv = ["cdmpp", "predict", {str(model)!r}, "--device", "t4"]
 from cdmpp.cli.main import main
@@ -99,13 +91,7 @@ except MissingDependencyError as error:
 
 def test_adapting_without_torch(tmp_path: Path) -> None:
     folder = tmp_path / "adapted"
-    code = (
-        RECORDS.format(count=20)
-        + f"""
-adapted.save({str(folder)!r})
-"""
-    )
-    run(code, *HEAVY)
+    run(RECORDS + f"adapted.save({str(folder)!r})", *HEAVY)
     alone = run(PREDICT.format(folder=str(folder)), *HEAVY)
     assert float(alone) > 0 and run(PREDICT.format(folder=str(folder))) == alone
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+ROOT = Path(__file__).resolve().parents[1]
 #: Seconds after which a wait counts as failed; a test that passes never needs them.
 PATIENCE_S = 600.0
 #: Settings of services whose time limits play no part in a test.
@@ -22,6 +26,18 @@ def wait_until(condition: Callable[[], object], what: str = "the condition") -> 
     while not condition():
         assert time.monotonic() < deadline, f"{what} was not met within {PATIENCE_S:g} s"
         time.sleep(0.02)
+
+
+def run_python(*arguments: str | Path, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments and further variables, and return when it has ended."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=PATIENCE_S,
+    )
 
 
 def is_running(pid: int) -> bool:

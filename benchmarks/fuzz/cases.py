@@ -20,43 +20,28 @@ MAX_RECORDS = 60
 
 @dataclass(frozen=True)
 class FuzzRequest:
-    """A request to send, and its number of mutated inputs.
+    """A request to send, and its number of mutated inputs."""
 
-    Attributes
-    ----------
-    path, media, body
-        To be sent by POST.
-    cases : int
-        Mutated inputs inside; a body that is refused as a whole counts as one.
-    """
-
+    #: To be sent by POST.
     path: str
     media: str
     body: bytes
+    #: Mutated inputs inside; a body that is refused as a whole counts as one.
     cases: int = 1
 
 
 @dataclass(frozen=True)
 class Surface:
-    """One way in.
-
-    Attributes
-    ----------
-    name : str
-    path : str
-        Path in the published schema; a service without it is not tested.
-    share : float
-        Part of all cases.
-    make : callable
-        ``make(rng)``: the next request.
-    limit_s : float, optional
-        Time for an answer where the service's deadline does not hold.
-    """
+    """One way in."""
 
     name: str
+    #: Path in the published schema; a service without it is not tested.
     path: str
+    #: Part of all cases.
     share: float
+    #: ``make(rng)``: the next request.
     make: Callable[[random.Random], FuzzRequest]
+    #: Time for an answer where the service's deadline does not hold.
     limit_s: float | None = None
 
 
@@ -96,16 +81,14 @@ def _body(path: str, make: Callable[[], dict[str, Any]]) -> Callable[[random.Ran
     return mutated
 
 
+def _registered() -> dict[str, Any]:
+    return {"programs": [dict(program) for program in seeds.operators()[:3]]}
+
+
 def _bytes(rng: random.Random) -> FuzzRequest:
-    path, document = rng.choice(
-        (
-            ("/predict", seeds.predict_body()),
-            ("/curve", seeds.curve_body()),
-            ("/observe", seeds.observe_body()),
-            ("/programs", {"programs": [dict(p) for p in seeds.operators()[:3]]}),
-        )
-    )
-    data = json.dumps(document).encode()
+    bodies = {"/predict": seeds.predict_body, "/curve": seeds.curve_body, "/observe": seeds.observe_body}
+    path, make = rng.choice((*bodies.items(), ("/programs", _registered)))
+    data = json.dumps(make()).encode()
     changed = mutate.tokens(rng, data) if rng.random() < 0.5 else mutate.octets(rng, data)
     return FuzzRequest(path, JSON, changed)
 
@@ -154,15 +137,8 @@ def _rewire(rng: random.Random, nodes: list[dict[str, Any]]) -> None:
 
 
 def _tvmscript(rng: random.Random) -> FuzzRequest:
-    texts = [
-        {
-            "tvmscript": mutate.lines(rng, rng.choice(seeds.SCRIPTS), seeds.HOSTILE_LINES)
-            .encode("utf-8", "replace")
-            .decode()
-        }
-        for _ in range(_TEXTS)
-    ]
-    return _programs(rng, texts)
+    texts = (mutate.lines(rng, rng.choice(seeds.SCRIPTS), seeds.HOSTILE_LINES) for _ in range(_TEXTS))
+    return _programs(rng, [{"tvmscript": text.encode("utf-8", "replace").decode()} for text in texts])
 
 
 def _programs(rng: random.Random, texts: list[dict[str, str]]) -> FuzzRequest:
@@ -201,12 +177,7 @@ SURFACES = (
     Surface("bodies of /curve", "/curve", 0.03, _body("/curve", seeds.curve_body)),
     Surface("bodies of /llm", "/llm", 0.03, _body("/llm", seeds.llm_body)),
     Surface("bodies of /observe", "/observe", 0.03, _body("/observe", seeds.observe_body)),
-    Surface(
-        "bodies of /programs",
-        "/programs",
-        0.02,
-        _body("/programs", lambda: {"programs": [dict(p) for p in seeds.operators()[:3]]}),
-    ),
+    Surface("bodies of /programs", "/programs", 0.02, _body("/programs", _registered)),
     Surface("bodies of plans", "/replay", 0.03, _plan),
     # Adapting is work, not an answer: it takes as long as it takes.
     Surface("bodies of /adapt", "/adapt", 0.01, _adapt, limit_s=60.0),

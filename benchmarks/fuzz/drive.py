@@ -31,17 +31,7 @@ class Finding:
 
 @dataclass
 class FuzzReport:
-    """Counts and findings of a run.
-
-    Attributes
-    ----------
-    cases, requests : Counter of surface name
-    statuses : Counter of status
-    codes : Counter of error code, of items and of requests
-    slowest_s : dict of surface name to seconds
-    resident : list of (share of the run, bytes of the service's process, bytes of all its processes)
-    findings : list of Finding
-    """
+    """Counts and findings of a run."""
 
     cases: Counter[str] = field(default_factory=Counter)
     requests: Counter[str] = field(default_factory=Counter)
@@ -59,28 +49,17 @@ class FuzzReport:
 
 @dataclass
 class FuzzRun:
-    """One fuzz run against a running service.
-
-    Parameters
-    ----------
-    served : Served
-    surfaces : sequence of Surface
-    cases : int
-        How many mutated inputs.
-    seed : int
-    seconds : float
-        The run ends then, however many cases are left.
-    connections : int
-    deadline_s : float
-        The service's own limit for an answer.
-    """
+    """One fuzz run against a running service."""
 
     served: Served
     surfaces: Sequence[Surface]
+    #: How many mutated inputs.
     cases: int
     seed: int
+    #: The run ends then, however many cases are left.
     seconds: float
     connections: int = 4
+    #: The service's own limit for an answer.
     deadline_s: float = 10.0
     report: FuzzReport = field(default_factory=FuzzReport)
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -39,6 +39,16 @@ def _sizes(*values: int) -> Any:
     return np.asarray(values, np.int64)
 
 
+def _range(end: int, step: int) -> onnx.ModelProto:
+    sizes = {"a": np.int64(0), "b": np.int64(end), "c": np.int64(step)}
+    return _model([_node("Range", ["a", "b", "c"], ["t"]), _node("Reshape", ["x", "t"])], sizes)
+
+
+def _convolution(kernel: int, **attributes: Any) -> onnx.ModelProto:
+    weight = np.zeros((1, 1, kernel, kernel), np.float32)
+    return _model([_node("Conv", ["x", "w"], **attributes)], {"w": weight}, shape=(1, 1, 8, 8))
+
+
 def _chain(count: int) -> onnx.ModelProto:
     names = ["x", *(f"v{i}" for i in range(count - 1)), "y"]
     return _model([_node("Relu", [a], [b]) for a, b in pairwise(names)])
@@ -119,30 +129,16 @@ def adversarial() -> tuple[bytes, ...]:
         _claims(),
         _model([_node("Expand", ["x", "s"])], {"s": _sizes(i32, 2, 8)}),
         _model([_node("ConstantOfShape", ["s"], ["t"]), _node("Add", ["x", "t"])], {"s": _sizes(2**20, 2**20)}),
-        _model(
-            [_node("Range", ["a", "b", "c"], ["t"]), _node("Reshape", ["x", "t"])],
-            {"a": np.int64(0), "b": np.int64(2**40), "c": np.int64(1)},
-        ),
-        _model(
-            [_node("Range", ["a", "b", "c"], ["t"]), _node("Reshape", ["x", "t"])],
-            {"a": np.int64(0), "b": np.int64(5), "c": np.int64(0)},
-        ),
+        _range(2**40, 1),
+        _range(5, 0),
         _model([_node("Tile", ["x", "s"])], {"s": _sizes(2**30, 2**30)}),
         _model([_node("Tile", ["x", "s"])], {"s": _sizes(-1, 3)}),
         _model([_node("Reshape", ["x", "s"])], {"s": _sizes(-1, -1)}),
         _model([_node("Reshape", ["x", "s"])], {"s": _sizes(*[1] * 5000)}),
         _model([_node("Split", ["x"], [f"o{i}" for i in range(500)] + ["y"], num_outputs=501)]),
         _model([_node("Split", ["x"], ["y"], num_outputs=2**40)]),
-        _model(
-            [_node("Conv", ["x", "w"], kernel_shape=[0, 0], strides=[0, 0])],
-            {"w": np.zeros((1, 1, 1, 1), np.float32)},
-            shape=(1, 1, 8, 8),
-        ),
-        _model(
-            [_node("Conv", ["x", "w"], pads=[2**40] * 4, dilations=[2**40] * 2)],
-            {"w": np.zeros((1, 1, 3, 3), np.float32)},
-            shape=(1, 1, 8, 8),
-        ),
+        _convolution(1, kernel_shape=[0, 0], strides=[0, 0]),
+        _convolution(3, pads=[2**40] * 4, dilations=[2**40] * 2),
         _model([_node("MaxPool", ["x"], kernel_shape=[2**31, 2**31])], shape=(1, 1, 8, 8)),
         _model([_node("Transpose", ["x"], perm=[0, 0])]),
         _model([_node("Einsum", ["x", "x"], equation="a" * 5000 + ",b->c")]),

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.quick.sample import HELD_OUT, Sample
+from benchmarks.quick.sample import HELD_OUT, QuickSample
 from benchmarks.quick.variant import Fitted, QuickVariant
 from benchmarks.report.results import rounded, write_result
 from benchmarks.unseen_devices.study import ENOUGH
@@ -42,7 +42,7 @@ COLUMNS = ("known", "unseen", "k40")
 MEASUREMENTS = 40
 
 
-def evaluate(sample: Sample, fitted: Fitted, seed: int) -> Errors:
+def evaluate(sample: QuickSample, fitted: Fitted, seed: int) -> Errors:
     """Mean relative errors by source."""
     rows, sources = sample.dataset.rows, sample.dataset.sources
     errors: dict[str, dict[str, list[Array]]] = {name: {column: [] for column in COLUMNS} for name in sources}
@@ -125,10 +125,7 @@ def _means_of(known: dict[str, dict[str, tuple[float, float]]]) -> dict[str, flo
 def load_variant(name: str) -> QuickVariant:
     """The variant of a file.
 
-    Raises
-    ------
-    SystemExit
-        There is no such file, or it has no VARIANT.
+    Raises SystemExit: there is no such file, or it has no VARIANT.
     """
     path = Path(name) if name.endswith(".py") else Path(__file__).parent / "variants" / f"{name}.py"
     if not path.is_file():
@@ -155,7 +152,7 @@ def main() -> None:
     options = parser.parse_args()
     variant = load_variant(options.variant)
     started = time.monotonic()
-    sample = Sample.load(options.public_data, variant.runs, variant.table)
+    sample = QuickSample.load(options.public_data, variant.runs, variant.table)
     fitted = variant.fit(sample, options.seed)
     sources = evaluate(sample, fitted, options.seed)
     runs = json.loads(options.out.read_text(encoding="utf-8"))["runs"] if options.out.is_file() else []

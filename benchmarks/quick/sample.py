@@ -28,18 +28,12 @@ _SEED = 34
 
 
 @dataclass(frozen=True)
-class Sample:
-    """The encoded sample.
+class QuickSample:
+    """The encoded sample."""
 
-    Attributes
-    ----------
-    study : Study
-        Table and dataset; row i of one is row i of the other.
-    dataset : Dataset
-        The same with the data sheets alone of the held-out devices.
-    """
-
+    #: Table and dataset; row i of one is row i of the other.
     study: Study
+    #: The same with the data sheets alone of the held-out devices.
     dataset: Dataset
 
     @property
@@ -65,13 +59,10 @@ class Sample:
         return index[np.argsort(self.dataset.rows.program[index], kind="stable")]
 
     @classmethod
-    def load(cls, public_data: str | Path | None, folder: Path, change: Any = None) -> Sample:
+    def load(cls, public_data: str | Path | None, folder: Path, change: Any = None) -> QuickSample:
         """Read the sample from ``folder``; it is drawn from the public tables first where it is not there.
 
-        Parameters
-        ----------
-        change : callable, optional
-            Takes the table and returns the one to use, without other programs.
+        ``change``: takes the table and returns the one to use, without other programs.
         """
         path = folder / "sample.parquet"
         if not path.is_file():

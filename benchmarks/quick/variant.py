@@ -9,17 +9,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from benchmarks.quick.sample import HELD_OUT, Sample
+from benchmarks.quick.sample import HELD_OUT, QuickSample
+from benchmarks.unseen_devices.network import train_model
 from cdmpp.data.table import MeasurementTable
 from cdmpp.model.artifact.load import load_artifact
 from cdmpp.model.artifact.model import Artifact
-from cdmpp.model.artifact.trained import save_artifact
-from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.model.nn.config import NetworkConfig
 from cdmpp.train.config import DataConfig, FinishConfig, TrainConfig
 from cdmpp.train.dataset import MeasuredRows
-from cdmpp.train.finish import calibrate, fit_domain
-from cdmpp.train.fit import train
 from cdmpp.train.options import OptimiserConfig
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -27,17 +24,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fitted variant.
+    """A fitted variant."""
 
-    Attributes
-    ----------
-    artifact : Artifact, optional
-        A model folder that answers as ``models/base`` does, with peers and the consistency step.
-    log_s : callable, optional
-        log of the seconds of rows of the sample, where the variant is no network.
-    """
-
+    #: A model folder that answers as ``models/base`` does, with peers and the consistency step.
     artifact: Artifact | None = None
+    #: log of the seconds of rows of the sample, where the variant is no network.
     log_s: Callable[[MeasuredRows], Array] | None = None
 
 
@@ -82,23 +73,9 @@ class QuickVariant:
             finish=FinishConfig(xgboost_rows=400_000),
         )
 
-    def fit(self, sample: Sample, seed: int) -> Fitted:
+    def fit(self, sample: QuickSample, seed: int) -> Fitted:
         """Train on the training rows of a sample."""
-        config, dataset = self.config(seed), sample.dataset
+        config = self.config(seed)
         folder = self.runs / config.name
-        network, summary = train(dataset, config, folder.with_name(f"{folder.name}.run"), progress=_progress)
-        save_artifact(
-            folder,
-            network,
-            fit_domain(dataset, sample.training, seed),
-            name=config.name,
-            devices=["" if device.name in HELD_OUT else device.name for device in dataset.devices],
-            calibration=calibrate(network, NetworkInputs(dataset.store, dataset.device_matrix), dataset, config),
-            device_specs=dataset.devices,
-            details={"config": config.model_dump(mode="json"), "train": summary},
-        )
+        train_model(config, sample.dataset, sample.training, folder)
         return Fitted(load_artifact(folder))
-
-
-def _progress(step: int, steps: int, metrics: dict[str, float]) -> None:
-    print(f"\r{step}/{steps} loss {metrics['loss']}", end="\n" if step == steps else "", flush=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.report.known import title
 from benchmarks.report.markdown import percent, table
-from benchmarks.report.results import Results, not_measured
+from benchmarks.report.results import Results, not_measured, of_study
 
 #: A group of rows counts as a known failure from this error and number of test rows on.
 FAILURE, ENOUGH = 0.25, 50
@@ -44,21 +44,21 @@ def sources(results: Results) -> str:
     return table(("source", "rows", "test rows", "MAPE", "inside the 80 % interval"), rows)
 
 
-def devices(results: Results) -> str:
+@of_study("model")
+def devices(results: Results, errors: dict[str, Any]) -> str:
     """Error of each device over all its sources."""
-    return _totals(results, "device")
+    return _totals(errors, "device", "device")
 
 
-def operators(results: Results) -> str:
+@of_study("model")
+def operators(results: Results, errors: dict[str, Any]) -> str:
     """Error of each operator over all sources and devices; sources have their own names of operators."""
-    return _totals(results, "op")
+    return _totals(errors, "op", "operator")
 
 
-def failures(results: Results) -> str:
+@of_study("model")
+def failures(results: Results, errors: dict[str, Any]) -> str:
     """Groups of test rows with large errors, the largest first."""
-    errors = results.get("model")
-    if errors is None:
-        return not_measured("model")
     large = [g for g in errors["groups"] if g["mape"] > FAILURE and g["n"] >= ENOUGH]
     rows = (
         [title(g["source"]), g["device"], g["op"], *_cells(g)] for g in sorted(large, key=lambda g: -float(g["mape"]))
@@ -66,15 +66,11 @@ def failures(results: Results) -> str:
     return table(("source", "device", "operator", "test rows", "MAPE", "inside the 80 % interval"), rows, left=3)
 
 
-def _totals(results: Results, key: str) -> str:
-    errors = results.get("model")
-    if errors is None:
-        return not_measured("model")
+def _totals(errors: Mapping[str, Any], key: str, header: str) -> str:
     groups: dict[str, list[dict[str, Any]]] = {}
     for entry in errors["groups"]:
         groups.setdefault(entry[key], []).append(entry)
     rows = ([name, *_cells(_total(entries))] for name, entries in sorted(groups.items()))
-    header = {"device": "device", "op": "operator"}[key]
     return table((header, "test rows", "MAPE", "inside the 80 % interval"), rows)
 
 

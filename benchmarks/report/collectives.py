@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.report.known import BASELINES
 from benchmarks.report.markdown import folded, percent, table
-from benchmarks.report.results import Results, not_measured
+from benchmarks.report.results import Results, not_measured, of_study
 
 #: Baselines of the study, in the order of their columns.
 NAMES = ("xgboost", "roofline")
@@ -18,11 +18,10 @@ def _baselines(entry: Mapping[str, Any] | None) -> list[str]:
     return [percent((entry or {}).get(name)) for name in NAMES]
 
 
-def sizes(results: Results) -> str:
+@of_study("collectives")
+def sizes(results: Results, metrics: dict[str, Any]) -> str:
     """Table of held-out sizes by operator, and by operator and device."""
-    metrics, study = results.get("collectives"), results.get("collective_baselines") or {}
-    if metrics is None:
-        return not_measured("collectives")
+    study = results.get("collective_baselines") or {}
     rows = [
         [name, f"{m['rows']:,}", f"**{percent(m['error'])}**", *_baselines(study.get("by_operator", {}).get(name))]
         for name, m in metrics["by_operator"].items()
@@ -38,11 +37,10 @@ def sizes(results: Results) -> str:
     return _with_command(blocks, study)
 
 
-def left_out(results: Results) -> str:
+@of_study("collectives")
+def left_out(results: Results, metrics: dict[str, Any]) -> str:
     """Table of devices left out one at a time, and of groups of similar devices left out together."""
-    metrics, study = results.get("collectives"), results.get("collective_baselines") or {}
-    if metrics is None:
-        return not_measured("collectives")
+    study = results.get("collective_baselines") or {}
     known = study.get("left_out", {})
     rows = [
         [name, f"{m['rows']:,}", f"**{percent(m['error'])}**", percent(m["adapted"]), *_baselines(known.get(name))]

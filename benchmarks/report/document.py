@@ -45,10 +45,7 @@ DOCUMENTS: dict[str, Mapping[str, Part]] = {
 def rendered(root: Path, results: Results) -> dict[Path, str]:
     """Render every document from its own text and the results.
 
-    Raises
-    ------
-    DataError
-        A document's marked parts differ from the generated ones.
+    Raises DataError: a document's marked parts differ from the generated ones.
     """
     out = {}
     for name, parts in DOCUMENTS.items():

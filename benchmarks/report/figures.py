@@ -13,6 +13,7 @@ import numpy as np
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from benchmarks.figures import OURS, error_by_device, predicted_vs_measured
@@ -69,26 +70,11 @@ def error_by_operator(errors: Mapping[str, Any], path: Path) -> None:
     table = {key: [v / row[0] for v in row[1:]] for key, row in sums.items() if row[0] >= 30}
     keys = sorted(table, key=lambda key: (key[0], table[key][0]))
     sources = sorted({source for source, _ in keys})
-    # One line above each source for its name.
-    y, labels, heads = [], [], {}
-    at = 0.0
-    for source in sources:
-        heads[source] = at
-        for key in [key for key in keys if key[0] == source]:
-            at += 1
-            y.append(at)
-            labels.append(key[1])
-        at += 1.6
-    figure, axis = plt.subplots(figsize=(9, 0.21 * at + 1.2), constrained_layout=True)
+    blocks = [(title(source), [operator for of, operator in keys if of == source]) for source in sources]
+    figure, axis, y = _named_rows(blocks, gap=1.6, width=9, line=0.21, rest=1.2)
     columns = np.array([table[key] for key in keys])
     for i, (label, color) in enumerate((("cdmpp", OURS), ("XGBoost", TREES), ("roofline", ROOF))):
         axis.scatter(100 * columns[:, i], y, color=color, s=26, label=label, zorder=4 - i)
-    axis.set_yticks(y, labels, fontsize=8)
-    for source, place in heads.items():
-        axis.text(
-            0.008, place, title(source), transform=axis.get_yaxis_transform(), fontsize=8.5, weight="bold", va="center"
-        )
-    axis.set_ylim(at - 1.2, -0.8)
     _error_axis(axis, "x", _TICKS)
     axis.set_xlabel("mean absolute percentage error on held-out shapes of known devices (%)")
     figure.legend(frameon=False, loc="outside upper center", ncols=3, fontsize=9)
@@ -172,15 +158,8 @@ def interval_coverage(shapes: Mapping[str, Any] | None, devices: Mapping[str, An
         ]
         if curves:
             blocks.append((f"devices left out of training, {title(source)}", curves))
-    labels, heads, y, at = [], {}, [], 0.0
-    for head, curves in blocks:
-        heads[head] = at
-        for name, _, _ in curves:
-            at += 1
-            y.append(at)
-            labels.append(name)
-        at += 1.8
-    figure, axis = plt.subplots(figsize=(9.5, 0.23 * at + 1.3), constrained_layout=True)
+    named = [(head, [name for name, _, _ in curves]) for head, curves in blocks]
+    figure, axis, y = _named_rows(named, gap=1.8, width=9.5, line=0.23, rest=1.3)
     for promised, color in INTERVALS.items():
         shares = [
             dict(zip((round(100 * n) for n in nominal), empirical, strict=True)).get(promised, np.nan)
@@ -189,15 +168,33 @@ def interval_coverage(shapes: Mapping[str, Any] | None, devices: Mapping[str, An
         ]
         axis.axvline(promised, color=color, linewidth=1.2, linestyle="--", zorder=1)
         axis.scatter(100 * np.array(shares), y, color=color, s=26, zorder=3, label=f"{promised} % interval")
-    axis.set_yticks(y, labels, fontsize=8)
-    for head, place in heads.items():
-        axis.text(0.008, place, head, transform=axis.get_yaxis_transform(), fontsize=8.5, weight="bold", va="center")
-    axis.set(xlim=(35, 100), ylim=(at - 1.2, -0.8))
+    axis.set_xlim(35, 100)
     axis.set_xlabel("measurements inside the interval (%); dashed: the promised share")
     axis.grid(color="0.93", zorder=0)
     figure.legend(frameon=False, loc="outside upper center", ncols=3, fontsize=9)
     figure.savefig(path, dpi=_DPI)
     plt.close(figure)
+
+
+def _named_rows(
+    blocks: Sequence[tuple[str, Sequence[str]]], gap: float, width: float, line: float, rest: float
+) -> tuple[Figure, Axes, list[float]]:
+    """A figure with a line for each name, under the title of its block, and the places of the lines from the top.
+
+    ``gap``: between a block and the next title. ``line``, ``rest``: height of a line, and of all else, in inches.
+    """
+    at, y = 0.0, list[float]()
+    heads: list[tuple[str, float]] = []
+    for head, names in blocks:
+        heads.append((head, at))
+        y += [at + i for i in range(1, len(names) + 1)]
+        at += len(names) + gap
+    figure, axis = plt.subplots(figsize=(width, line * at + rest), constrained_layout=True)
+    axis.set_yticks(y, [name for _, names in blocks for name in names], fontsize=8)
+    for head, place in heads:
+        axis.text(0.008, place, head, transform=axis.get_yaxis_transform(), fontsize=8.5, weight="bold", va="center")
+    axis.set_ylim(at - 1.2, -0.8)
+    return figure, axis, y
 
 
 def _groups(devices: Mapping[str, Any] | None) -> list[Any]:

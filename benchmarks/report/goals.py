@@ -15,32 +15,21 @@ from benchmarks.report.unseen import HEADLINES, PEAK_RATES, SPECIFICATION, headl
 
 @dataclass(frozen=True)
 class Goal:
-    """A target for one figure.
+    """A target for one figure."""
 
-    Attributes
-    ----------
-    name, protocol : str
-        Quantity, and how it is measured.
-    before : str
-        Best result of the preceding study, as it reports it.
-    target : float
-    ours : float, optional
-        None: not measured.
-    higher : bool
-        Whether a higher value is better.
-    show : callable
-        Formats the figure.
-    note : str
-        Remark after our figure, such as the groups that it averages.
-    """
-
+    #: Quantity, and how it is measured.
     name: str
     protocol: str
+    #: Best result of the preceding study, as it reports it.
     before: str
     target: float
+    #: None: not measured.
     ours: float | None
+    #: Whether a higher value is better.
     higher: bool = False
+    #: Formats the figure.
     show: Callable[[float | None], str] = percent
+    #: Remark after our figure, such as the groups that it averages.
     note: str = ""
 
     @property

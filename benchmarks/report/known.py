@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from benchmarks.report.markdown import ERROR_COLUMNS, error_cells, folded, percent, picture, table
-from benchmarks.report.results import Results, not_measured
+from benchmarks.report.results import Results, not_measured, of_study
 
 TITLES = {
     "neusight": "fp32 PyTorch operators (NeuSight)",
@@ -62,11 +62,9 @@ def baseline_header(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{BASELINES.get(name, name)}, MAPE" for name in names)
 
 
-def overview(results: Results) -> str:
+@of_study("model")
+def overview(results: Results, errors: dict[str, Any]) -> str:
     """Table of errors: one row per source, with the baselines on the same rows."""
-    errors = results.get("model")
-    if errors is None:
-        return not_measured("model")
     entries = {title(name): m for name, m in sorted(errors["by_source"].items())}
     entries["all rows"] = errors["overall"]
     names = baseline_columns(entries.values())
@@ -87,36 +85,18 @@ def overview(results: Results) -> str:
     return "\n\n".join((table(("source", *ERROR_COLUMNS, *baseline_header(names)), rows), *pictures))
 
 
-def details(results: Results) -> str:
+@of_study("shapes")
+def details(results: Results, shapes: dict[str, Any]) -> str:
     """Tables of errors by family, by device, and by both."""
-    shapes = results.get("shapes")
-    if shapes is None:
-        return not_measured("shapes")
-    parts = shapes["parts"]
-    families = [p for p in parts if not p["device"] and p["family"]]
-    by_device = [p for p in parts if p["device"] and not p["family"]]
-    by_both = [p for p in parts if p["device"] and p["family"]]
-    blocks = [
-        table(
-            ("source", "family", *ERROR_COLUMNS), ([_source(p), p["family"], *error_cells(p)] for p in families), left=2
-        ),
-        folded(
-            "Every device",
-            table(
-                ("source", "device", *ERROR_COLUMNS),
-                ([_source(p), p["device"], *error_cells(p)] for p in by_device),
-                left=2,
-            ),
-        ),
-        folded(
-            "Every device and family",
-            table(
-                ("source", "device", "family", *ERROR_COLUMNS),
-                ([_source(p), p["device"], p["family"], *error_cells(p)] for p in by_both),
-                left=3,
-            ),
-        ),
-    ]
+
+    def by(*columns: str) -> str:
+        """Table of the parts that are cut by these columns and no other."""
+        parts = [p for p in shapes["parts"] if [c for c in ("device", "family") if p[c]] == list(columns)]
+        rows = ([_source(p), *(p[column] for column in columns), *error_cells(p)] for p in parts)
+        return table(("source", *columns, *ERROR_COLUMNS), rows, left=1 + len(columns))
+
+    both = folded("Every device and family", by("device", "family"))
+    blocks = [by("family"), folded("Every device", by("device")), both]
     if stale := results.stale():
         blocks.insert(0, f"*{stale}*")
     return "\n\n".join(blocks)
@@ -131,11 +111,7 @@ def part_of(
 ) -> dict[str, Any] | None:
     """Entry of ``parts`` with these attributes, or None."""
     wanted = {"source": source, "family": family, "device": device, "filtered": filtered}
-    for part in shapes["parts"]:
-        if all(part[key] == value for key, value in wanted.items()):
-            match: dict[str, Any] = part
-            return match
-    return None
+    return next((part for part in shapes["parts"] if wanted.items() <= part.items()), None)
 
 
 def training(results: Results) -> str:
@@ -146,15 +122,13 @@ def training(results: Results) -> str:
     return f"The shipped model was trained on {rows / 1e6:.1f} million measurements on {devices} devices."
 
 
-def readme_rows(results: Results) -> str:
+@of_study("model")
+def readme_rows(results: Results, errors: dict[str, Any]) -> str:
     """README table of known devices.
 
     It has the rows of every source, as the panels of ``predicted_vs_measured.png``; the subsets of a source
     are in :func:`overview` only.
     """
-    errors = results.get("model")
-    if errors is None:
-        return not_measured("model")
     sources = set(errors["sample"]["source"])
     shown = {name: m for name, m in errors["by_source"].items() if name in sources}
     rows = (

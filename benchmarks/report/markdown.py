@@ -66,10 +66,7 @@ def fill(text: str, parts: Mapping[str, str]) -> str:
     A part starts with a line ``<!-- generated:NAME -->`` and ends with a line ``<!-- end -->``. Everything
     else is written by hand and stays.
 
-    Raises
-    ------
-    DataError
-        The document marks a part that ``parts`` lacks, or lacks one of ``parts``.
+    Raises DataError: the document marks a part that ``parts`` lacks, or lacks one of ``parts``.
     """
     places = [match.group(2) for match in _PART.finditer(text)]
     unknown, absent = sorted(set(places) - set(parts)), sorted(set(parts) - set(places))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,21 +17,14 @@ DIGITS = 4
 
 
 @dataclass(frozen=True)
-class Study:
-    """A result file.
+class StudyFile:
+    """A result file."""
 
-    Attributes
-    ----------
-    path : str
-        Relative to the repository.
-    command : str
-        Command that writes it; ``DIR`` is the folder of the public tables.
-    part : str
-        Key of the file's part that is the result; empty: the whole file. The study was not run if the part is empty.
-    """
-
+    #: Relative to the repository.
     path: str
+    #: Command that writes it; ``DIR`` is the folder of the public tables.
     command: str
+    #: Key of the file's part that is the result; empty: the whole file. The study was not run if the part is empty.
     part: str = ""
 
     @property
@@ -50,44 +44,34 @@ GROUPS = {
 }
 MANIFEST = "models/base/manifest.json"
 
-_PUBLIC = "--public-data DIR"
+
+def _study(name: str, options: str = "--public-data DIR") -> StudyFile:
+    """A study of ``python -m benchmarks.NAME``, or of its subcommand."""
+    result = f"benchmarks/results/{name.replace(' ', '_')}.json"
+    return StudyFile(result, f"python -m benchmarks.{name} {options}".strip())
+
+
+_MODEL = "--public-data DIR --out models/base"
 #: In the order in which they are run: the model first, for other studies read it.
-STUDIES: dict[str, Study] = {
-    "model": Study("models/base/errors.json", f"cdmpp train --config configs/base.toml {_PUBLIC} --out models/base"),
-    "shapes": Study("benchmarks/results/unseen_shapes.json", f"python -m benchmarks.unseen_shapes {_PUBLIC}"),
-    "devices": Study(
-        "benchmarks/results/leave_one_device_out.json", f"python -m benchmarks.leave_one_device_out {_PUBLIC}"
-    ),
-    "collectives": Study(
-        "models/base/collectives.json", f"python -m cdmpp.train.collectives {_PUBLIC} --out models/base", "metrics"
-    ),
-    "collective_baselines": Study("benchmarks/results/collectives.json", f"python -m benchmarks.collectives {_PUBLIC}"),
-    "schedules": Study("benchmarks/results/schedules.json", "python -m benchmarks.schedules"),
-    "schedules_gpu": Study("benchmarks/results/schedules_gpu.json", f"python -m benchmarks.schedules gpu {_PUBLIC}"),
-    "schedules_study": Study(
-        "benchmarks/results/schedules_study.json", f"python -m benchmarks.schedules study {_PUBLIC}"
-    ),
-    "schedules_device": Study(
-        "benchmarks/results/schedules_device.json",
-        "python -m benchmarks.schedules device --device intel-xeon-emerald-rapids --model FOLDER",
-    ),
-    "schedules_search": Study(
-        "benchmarks/results/schedules_search.json", f"python -m benchmarks.schedules search {_PUBLIC}"
-    ),
+STUDIES: dict[str, StudyFile] = {
+    "model": StudyFile("models/base/errors.json", f"cdmpp train --config configs/base.toml {_MODEL}"),
+    "shapes": _study("unseen_shapes"),
+    "devices": _study("leave_one_device_out"),
+    "collectives": StudyFile("models/base/collectives.json", f"python -m cdmpp.train.collectives {_MODEL}", "metrics"),
+    "collective_baselines": _study("collectives"),
+    "schedules": _study("schedules", ""),
+    "schedules_gpu": _study("schedules gpu"),
+    "schedules_study": _study("schedules study"),
+    "schedules_device": _study("schedules device", "--device intel-xeon-emerald-rapids --model FOLDER"),
+    "schedules_search": _study("schedules search"),
 }
 
 
 class Results:
     """Results of the studies that have been run.
 
-    Parameters
-    ----------
-    contents : mapping of str to dict
-        Contents of the result files, by study name (:data:`STUDIES`). A study that is absent was not run.
-    model_id : str
-        Identifier of the shipped model.
-    manifest : dict
-        Of the shipped model; empty without one.
+    ``contents``: contents of the result files, by study name (:data:`STUDIES`). A study that is absent was not run.
+    ``model_id``: identifier of the shipped model. ``manifest``: of the shipped model; empty without one.
     """
 
     def __init__(
@@ -100,10 +84,7 @@ class Results:
     def load(cls, root: Path) -> Results:
         """Read every result file that exists.
 
-        Raises
-        ------
-        DataError
-            A file does not hold a JSON object.
+        Raises DataError: a file does not hold a JSON object.
         """
         contents = {name: _read(root / s.path) for name, s in STUDIES.items() if (root / s.path).is_file()}
         for name in [name for name in contents if STUDIES[name].part]:
@@ -142,6 +123,20 @@ class Results:
 def not_measured(*names: str) -> str:
     """Text in place of a table whose studies were not run."""
     return "\n".join(f"*Not measured yet: {_again(name)}*" for name in names)
+
+
+def of_study(name: str) -> Callable[[Callable[[Results, dict[str, Any]], str]], Callable[[Results], str]]:
+    """Decorator of a part of a document: pass it the result of a study, or have :func:`not_measured` in its place."""
+
+    def decorate(make: Callable[[Results, dict[str, Any]], str]) -> Callable[[Results], str]:
+        @functools.wraps(make)
+        def part(results: Results) -> str:
+            content = results.get(name)
+            return not_measured(name) if content is None else make(results, content)
+
+        return part
+
+    return decorate
 
 
 def _again(name: str) -> str:

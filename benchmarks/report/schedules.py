@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.report.markdown import folded, number, percent, table
-from benchmarks.report.results import Results, not_measured
+from benchmarks.report.results import Results, of_study
 from benchmarks.report.unseen import spread
 
 #: Split of the programs -> what is unseen in it.
@@ -21,11 +21,9 @@ GPU_METRICS = dict.fromkeys(("mape", "median_ape", "within_20"), percent)
 GPU_METRICS |= dict.fromkeys(("task_kendall_tau", "top1_score"), number)
 
 
-def gpu(results: Results) -> str:
+@of_study("schedules_gpu")
+def gpu(results: Results, result: dict[str, Any]) -> str:
     """Ansor's schedules on GPUs; figures of :data:`GPUS` side by side."""
-    result = results.get("schedules_gpu")
-    if result is None:
-        return not_measured("schedules_gpu")
     parts = {"unseen tasks": result["unseen_tasks"], "the reference alone": result["reference"]}
     parts |= {f"without columns: {group}": figures for group, figures in result["without"].items()}
     for count in next(iter(result["left_out"].values())):
@@ -38,14 +36,12 @@ def gpu(results: Results) -> str:
     return f"`{result['command']}`, {result['programs']:,} programs.\n\n{table(header, rows)}"
 
 
-def study(results: Results) -> str:
+@of_study("schedules_study")
+def study(results: Results, result: dict[str, Any]) -> str:
     """Choices of training, and devices that are left out by method; means and standard deviations over seeds.
 
     After mean and median error: share inside the 80 % interval, and of KMeans' draws those better than random.
     """
-    result = results.get("schedules_study")
-    if result is None:
-        return not_measured("schedules_study")
 
     of = {key: text for key, text in GPU_METRICS.items() if key != "within_20"}
 
@@ -87,14 +83,12 @@ def study(results: Results) -> str:
     return "\n\n".join([*parts, *([table(header, left_out, left=2)] if left_out else [])])
 
 
-def new_device(results: Results) -> str:
+@of_study("schedules_device")
+def new_device(results: Results, result: dict[str, Any]) -> str:
     """Devices that a model was not trained on, by group of programs, before and after measurements.
 
     Mean and median error, share inside the interval, wins against random choice; tau and top-1 where tasks are ranked.
     """
-    result = results.get("schedules_device")
-    if result is None:
-        return not_measured("schedules_device")
     parts = [f"`{result['command']}`, model `{result['model']}`."]
     for device, groups in result["devices"].items():
         groups = {group: figures for group, figures in groups.items() if "0" in figures}
@@ -114,11 +108,9 @@ def new_device(results: Results) -> str:
     return "\n\n".join(parts)
 
 
-def search(results: Results) -> str:
+@of_study("schedules_search")
+def search(results: Results, result: dict[str, Any]) -> str:
     """Offline searches by group of pools; a method that learns has none in pools of one round."""
-    result = results.get("schedules_search")
-    if result is None:
-        return not_measured("schedules_search")
     rows = [
         [name, f"{group['pools']}", method, number(m["trials"], 1), number(m["median_trials"], 1)]
         + [percent(m[key]) for key in m if key.startswith("speed_")]
@@ -133,11 +125,9 @@ def search(results: Results) -> str:
     return f"{about}\n\n{table(header, rows)}"
 
 
-def schedules(results: Results) -> str:
+@of_study("schedules")
+def schedules(results: Results, result: dict[str, Any]) -> str:
     """Every method on every split."""
-    result = results.get("schedules")
-    if result is None:
-        return not_measured("schedules")
     rows = [
         [
             SPLITS.get(split, split),
@@ -165,11 +155,9 @@ def schedules(results: Results) -> str:
     return "\n\n".join(parts)
 
 
-def original(results: Results) -> str:
+@of_study("schedules")
+def original(results: Results, result: dict[str, Any]) -> str:
     """The original's network, its training, and the other methods on the same rows."""
-    result = results.get("schedules")
-    if result is None:
-        return not_measured("schedules")
     rows = [
         [
             SPLITS[split],

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.report.known import baseline_columns, baseline_header, title
 from benchmarks.report.markdown import ERROR_COLUMNS, error_cells, folded, number, percent, picture, table
-from benchmarks.report.results import GROUPS, Results, not_measured
+from benchmarks.report.results import GROUPS, Results, not_measured, of_study
 
 #: Sources with a headline figure, and their short names: the mean over families (NeuSight), or over rows.
 HEADLINES = {"neusight": "fp32 operators", "aiconfigurator_gemm": "bf16 GEMM"}
@@ -93,11 +93,9 @@ def _baseline(source: str, name: str) -> Callable[[Table], float | None]:
     return lambda entry: figure_of(source, entry["baselines"].get(name))
 
 
-def zero_shot(results: Results) -> str:
+@of_study("devices")
+def zero_shot(results: Results, devices: dict[str, Any]) -> str:
     """One table per source: every device, the baselines, and the mean over groups."""
-    devices = results.get("devices")
-    if devices is None:
-        return not_measured("devices")
     blocks = [_incomplete(results)]
     for source in _sources(devices):
         entries = list(tables_of(devices, source))
@@ -154,11 +152,9 @@ def _every_device(devices: Mapping[str, Any]) -> str:
     return folded("Every device, stage and family", table(header, rows, left=4))
 
 
-def samplers(results: Results) -> str:
+@of_study("devices")
+def samplers(results: Results, devices: dict[str, Any]) -> str:
     """Error by sampler and number of measurements: every device, and the mean over groups."""
-    devices = results.get("devices")
-    if devices is None:
-        return not_measured("devices")
     blocks = []
     for source in _sources(devices):
         entries = list(tables_of(devices, source))
@@ -235,11 +231,9 @@ def _range(values: Sequence[float]) -> str:
     return percent(low, 0) if low == high else f"{100 * low:.0f}-{percent(high, 0)}"
 
 
-def summary(results: Results) -> str:
+@of_study("devices")
+def summary(results: Results, devices: dict[str, Any]) -> str:
     """Table of left-out devices by source: means over groups, and the range over devices."""
-    devices = results.get("devices")
-    if devices is None:
-        return not_measured("devices")
     rows = []
     for source in _sources(devices):
         cells = []

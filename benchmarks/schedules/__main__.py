@@ -42,7 +42,7 @@ SPLITS = ("task", "network", "device", "cpu")
 ORIGINAL = "original's network"
 
 
-class Study:
+class SplitStudy:
     """Evaluates splits one by one and adds each to the result file."""
 
     def __init__(self, data: Scheduled, config: TrainConfig, options: argparse.Namespace) -> None:
@@ -92,9 +92,9 @@ class Study:
             folder = Path(self.options.runs) / f"{self.config.name}-{name.replace(':', '-')}-model"
             adapted = after_measurements(self.data, contest, network, others, folder)
             add(self.options.out, "adapted", key, {"measurements": MEASURED, "configurations": adapted}, **about)
-            for configuration, found in adapted.items():
+            for configuration, of_methods in adapted.items():
                 after = f"{configuration}, {MEASURED} measured"
-                self.lines += [line(after, method, entry["after"]) for method, entry in found.items()]
+                self.lines += [line(after, method, entry["after"]) for method, entry in of_methods.items()]
 
     def _report(self, contest: Contest, methods: dict[str, Predict]) -> MeasuredRows:
         """Add figures of the test rows to the table and to the result file, where ``--original only`` keeps others."""
@@ -103,7 +103,7 @@ class Study:
         result = {method: figures(contest.dataset, rows, predict(rows)) for method, predict in methods.items()}
         kept = read(self.options.out).get("splits", {}).get(key, {}) if self.options.original == "only" else {}
         add(self.options.out, "splits", key, kept | result, held_out_networks=list(self.data.test_networks))
-        self.lines += [line(key, method, found) for method, found in result.items()]
+        self.lines += [line(key, method, of_method) for method, of_method in result.items()]
         return rows
 
 
@@ -143,7 +143,7 @@ def main() -> None:
             check_unread(options.out, options.sealed)
         held = tuple(filter(None, options.test_networks.split(",")))
         data = Scheduled.load(config, keep_sealed=bool(options.sealed), networks=held)
-        study = Study(data, config, options)
+        study = SplitStudy(data, config, options)
         for name in ["sealed"] if options.sealed else _chosen(data, wanted, options.configurations):
             study.evaluate(name)
     except CdmppError as error:

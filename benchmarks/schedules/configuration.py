@@ -28,26 +28,11 @@ def after_measurements(
 ) -> dict[str, dict[str, Any]]:
     """Figures of each method on each held-out configuration before and after :data:`MEASURED` measurements.
 
-    ``cdmpp adapt`` chooses the programs by KMeans and adapts the network. A Gaussian process with the same inputs is
-    fitted to the residuals of each baseline on the same measured programs. Figures are of the other programs, means
-    over :data:`SEEDS`.
-
-    Parameters
-    ----------
-    data : Scheduled
-    contest : Contest
-        Of a split that holds configurations out.
-    network : LatencyNetwork
-        Trained on the split.
-    baselines : mapping of str to callable
-        Log latency of rows, by name of the method.
-    folder : Path
-        Model folder to write.
-
-    Returns
-    -------
-    dict
-        Configuration -> method -> ``before``, ``after``.
+    ``cdmpp adapt`` chooses the programs by KMeans and adapts the network, which was trained on the split of ``contest``
+    that holds configurations out; ``folder`` is the model folder to write. A Gaussian process with the same inputs is
+    fitted to the residuals of each of ``baselines`` (log latency of rows, by name of the method) on the same measured
+    programs. Figures are of the other programs, means over :data:`SEEDS`: configuration -> method -> ``before``,
+    ``after``.
     """
     dataset, held = contest.dataset, contest.split.held_devices
     save_artifact(

@@ -51,10 +51,7 @@ def add(out: Path, part: str, name: str, entry: Any, **about: Any) -> None:
 def check_unread(out: Path, label: str) -> None:
     """Refuse a second evaluation of the sealed networks under the same label.
 
-    Raises
-    ------
-    DataError
-        The result file records one.
+    Raises DataError: the result file records one.
     """
     earlier = read(out).get("sealed_reads", {}).get(label)
     if earlier:

@@ -155,7 +155,7 @@ def program_columns(leaves: Array, devices: Array) -> tuple[dict[str, Array], Ar
     return {name: column(name) for names in GROUPS.values() for name in names.split()}, log_reference
 
 
-class Study:
+class GpuStudy:
     """Rows of the table with the columns of their leaves, and figures of what is predicted of them."""
 
     def __init__(self, rows: Sequence[Row], columns: Sequence[Array], jobs: int) -> None:
@@ -230,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     table = pq.read_table(folder / "sched_ansor.parquet", columns=names, filters=[("error_no", "=", 0)])
     rows = sample(table.drop_null().to_pylist(), options.programs)
     built = [pair for pair in zip(rows, cached_columns(rows, options.jobs), strict=True) if len(pair[1])]
-    data = Study([row for row, _ in built], [columns for _, columns in built], options.jobs)
+    data = GpuStudy([row for row, _ in built], [columns for _, columns in built], options.jobs)
     typical = data.log_reference + np.median(data.log_latency - data.log_reference)
     result: dict[str, Any] = {
         "command": study.command,

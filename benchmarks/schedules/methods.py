@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from benchmarks.report.markdown import percent
-from benchmarks.schedules.parts import Array, Scheduled, Split
+from benchmarks.schedules.parts import Array, Scheduled, ScheduleSplit
 from benchmarks.schedules.per_store import PackedSum, summed
 from cdmpp.model.nn.batch import NetworkInputs, predict_rows
 from cdmpp.model.nn.network import LatencyNetwork, parameter_count
@@ -30,15 +30,10 @@ LABELS: tuple[Label, ...] = ("ratio", "latency")
 class Contest:
     """All methods on one split.
 
-    Parameters
-    ----------
-    data : Scheduled
-    split : Split
-    config : TrainConfig
-        Of the network and of XGBoost; the split replaces its parts and its held-out devices.
+    ``config``: of the network and of XGBoost; the split replaces its parts and its held-out devices.
     """
 
-    def __init__(self, data: Scheduled, split: Split, config: TrainConfig) -> None:
+    def __init__(self, data: Scheduled, split: ScheduleSplit, config: TrainConfig) -> None:
         held = config.data.model_copy(update={"holdout_devices": split.held_devices})
         self.config = config.model_copy(update={"data": held})
         self.split, self.dataset = split, data.with_part(split.part)

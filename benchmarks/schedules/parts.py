@@ -24,26 +24,17 @@ _CONFIGURATION = re.compile(r"(?P<cpu>.+)-\d+t-[a-z0-9]+")
 
 
 @dataclass(frozen=True)
-class Split:
-    """Parts of one split.
-
-    Attributes
-    ----------
-    name : str
-    part : (rows,) int8
-        Part of each row of the dataset, a code of :mod:`cdmpp.data.splits`.
-    tests : mapping of str to (n,) int
-        Rows to evaluate, by what is unseen in them.
-    held_devices : tuple of str
-        Configurations without training rows.
-    twins : tuple of str
-        Configurations of the same CPU that are trained on.
-    """
+class ScheduleSplit:
+    """Parts of one split."""
 
     name: str
+    #: Part of each row of the dataset, a code of :mod:`cdmpp.data.splits`.
     part: Array
+    #: Rows to evaluate, by what is unseen in them.
     tests: Mapping[str, Array]
+    #: Configurations without training rows.
     held_devices: tuple[str, ...] = ()
+    #: Configurations of the same CPU that are trained on.
     twins: tuple[str, ...] = ()
 
     @property
@@ -54,19 +45,12 @@ class Split:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """All rows of scheduled programs that can be trained on.
+    """All rows of scheduled programs that can be trained on."""
 
-    Attributes
-    ----------
-    table : MeasurementTable
-        Row i of it is row i of the dataset.
-    dataset : Dataset
-    test_networks, sealed : tuple of str
-        Networks of the split ``network``, and sealed networks.
-    """
-
+    #: Row i of it is row i of the dataset.
     table: MeasurementTable
     dataset: Dataset
+    #: Networks of the split ``network``, and sealed networks.
     test_networks: tuple[str, ...]
     sealed: tuple[str, ...]
 
@@ -74,18 +58,9 @@ class Scheduled:
     def load(cls, config: TrainConfig, *, keep_sealed: bool = False, networks: tuple[str, ...] = ()) -> Scheduled:
         """Read and encode the records of a configuration.
 
-        Parameters
-        ----------
-        config : TrainConfig
-        keep_sealed : bool
-            Only for the evaluation of the sealed networks.
-        networks : tuple of str
-            Test networks; by default those of ``splits.parquet``.
-
-        Raises
-        ------
-        DataError
-            The records hold operators.
+        ``keep_sealed``: only for the evaluation of the sealed networks. ``networks``: test networks; by default those
+        of ``splits.parquet``.
+        Raises DataError: the records hold operators.
         """
         table = load_training_table(config, None, (), keep_sealed=keep_sealed)
         if table.programs:
@@ -101,7 +76,7 @@ class Scheduled:
             networks = tuple(sorted({name for names in stored for name in names}))
         return cls(table, dataset, networks, sealed_networks(config.data.records))
 
-    def split(self, name: str, config: TrainConfig) -> Split:
+    def split(self, name: str, config: TrainConfig) -> ScheduleSplit:
         """``task``, ``network``, ``sealed``, ``device:NAME`` or ``cpu:NAME``."""
         shares = {"test": config.data.test_share, "validation": config.data.validation_share}
         by_task = program_parts(self.table, **shares)
@@ -126,9 +101,9 @@ class Scheduled:
             raise DataError(f"there is no split {name!r}", hint="task, network, sealed, device:NAME, cpu:NAME")
         key = self.dataset.rows.program
         rows = {unseen: np.flatnonzero(mask[key]) for unseen, mask in tests.items()}
-        return Split(name, part[key].astype(np.int8), rows)
+        return ScheduleSplit(name, part[key].astype(np.int8), rows)
 
-    def _device(self, name: str, by_task: Array) -> Split:
+    def _device(self, name: str, by_task: Array) -> ScheduleSplit:
         kind, _, wanted = name.partition(":")
         names = [device.name for device in self.dataset.devices]
         held = tuple(n for n in names if (n if kind == "device" else cpu_of(n)) == wanted)
@@ -142,7 +117,7 @@ class Scheduled:
         part[(part == TEST) & ~unseen] = UNUSED
         cpus = {cpu_of(n) for n in held}
         twins = tuple(n for n in names if n not in held and cpu_of(n) in cpus)
-        return Split(name, part, {"configuration": np.flatnonzero((part == TEST) & unseen)}, held, twins)
+        return ScheduleSplit(name, part, {"configuration": np.flatnonzero((part == TEST) & unseen)}, held, twins)
 
     def configurations(self) -> list[str]:
         """Splits that hold out one configuration, then those that hold out one CPU where there are several."""

@@ -31,13 +31,7 @@ class PackedSum:
     What TVM's XGBModel does ("pack-sum"), with a squared error on the label at hand. Rows of one program may
     be predicted on several devices: columns of the query are repeated for each of its stores.
 
-    Parameters
-    ----------
-    features : sequence of array, (stores, 164)
-        By program.
-    options : dict
-        Of xgboost.train.
-    trees : int
+    ``features``, (stores, 164): by program. ``options``: of xgboost.train.
     """
 
     def __init__(self, features: Sequence[Array], options: dict[str, Any], trees: int) -> None:

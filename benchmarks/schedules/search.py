@@ -46,22 +46,13 @@ LEAST, LEAST_OF_RECORDS = 24, 8
 
 
 @dataclass(frozen=True)
-class Pool:
-    """Distinct programs of one task on one device.
-
-    Attributes
-    ----------
-    source, task : str
-    device : DeviceSpec
-    texts : list of str, length n
-        Programs as TVM JSON.
-    encoded : list of EncodedPrograms, length n
-    latency_s : (n,) float
-    """
+class SchedulePool:
+    """Distinct programs of one task on one device."""
 
     source: str
     task: str
     device: DeviceSpec
+    #: Programs as TVM JSON (list of str, length n).
     texts: list[str]
     encoded: list[EncodedPrograms]
     latency_s: Array
@@ -83,7 +74,7 @@ def part_names(artifact: Artifact, table: MeasurementTable) -> Array:
     return np.array([PART_NAMES.get(code, "") for code in row_parts(artifact, table).tolist()], dtype=object)
 
 
-def pools(artifact: Artifact, table: MeasurementTable, part: str, least: int) -> Iterator[Pool]:
+def pools(artifact: Artifact, table: MeasurementTable, part: str, least: int) -> Iterator[SchedulePool]:
     """Pools of ``least`` programs or more, of the tasks in a part of the model's split."""
     table = table.select(np.flatnonzero(table.trainable & (table.latency_s > 0)))
     table = table.select(np.flatnonzero(part_names(artifact, table) == part))
@@ -100,13 +91,13 @@ def pools(artifact: Artifact, table: MeasurementTable, part: str, least: int) ->
         latency_s = table.latency_s[rows[index]][[*good]]
         if len(good) >= least:
             spec = table.device_spec(name[1])
-            yield Pool(name[0], name[2], spec, [texts[i] for i in good], [*good.values()], latency_s)
+            yield SchedulePool(name[0], name[2], spec, [texts[i] for i in good], [*good.values()], latency_s)
 
 
-class Search:
+class OfflineSearch:
     """Methods on one pool: each gives the order of its trials by a seed, (trials,) int."""
 
-    def __init__(self, pool: Pool, predictor: LatencyPredictor) -> None:
+    def __init__(self, pool: SchedulePool, predictor: LatencyPredictor) -> None:
         self.pool = pool
         parts = [FeaturePart(encoded, TIR, pool.device, "tvm") for encoded in pool.encoded]
         self.log_s = np.log(predictor.predict_features(FeatureQueries.of(parts)).latency_s)
@@ -168,7 +159,7 @@ class Search:
         return {"trials": 1 + int(np.argmax(speed >= SHARE)), **after}
 
 
-def group(searches: Sequence[Search], seeds: int) -> dict[str, Any]:
+def group(searches: Sequence[OfflineSearch], seeds: int) -> dict[str, Any]:
     """Figures of pools: mean and median number of trials, geometric mean of the speeds."""
     sizes = [len(search.pool) for search in searches]
     result: dict[str, Any] = {"pools": len(sizes), "programs": sum(sizes), "methods": {}}
@@ -206,10 +197,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             results += pools(artifact, rows, part, LEAST)
     except CdmppError as error:
         raise SystemExit(f"{error}\nhint: {error.hint}") from None
-    by_group: dict[str, list[Search]] = {}
+    by_group: dict[str, list[OfflineSearch]] = {}
     for pool in results:
         source = pool.source if pool.source in SOURCES else "records"
-        by_group.setdefault(f"{source}, {pool.device.name}", []).append(Search(pool, predictor))
+        by_group.setdefault(f"{source}, {pool.device.name}", []).append(OfflineSearch(pool, predictor))
     logs = [s for searches in by_group.values() for s in searches if s.pool.source in SOURCES]
     groups = {"all logs": logs, **by_group}
     result = {

@@ -239,7 +239,7 @@ def measured(dataset: Dataset, artifact: Artifact, rows: Array) -> dict[str, dic
     ``covered`` is the share of programs inside their 80 % interval, ``better_than_random`` the share of draws in which
     a sampler has a smaller mean error than random.
     """
-    found: dict[str, list[dict[str, float]]] = {}
+    runs_of: dict[str, list[dict[str, float]]] = {}
     place = np.random.default_rng(0).permutation(dataset.task.max() + 1)[dataset.task]
     for code in np.unique(dataset.rows.device[rows]):
         sample = dataset.rows.take(rows[dataset.rows.device[rows] == code])
@@ -247,8 +247,8 @@ def measured(dataset: Dataset, artifact: Artifact, rows: Array) -> dict[str, dic
         for (_, key), runs in by_choice(
             dataset, artifact, sample, {"": np.ones(len(sample), dtype=bool)}, DRAWS
         ).items():
-            found.setdefault(key, []).extend(runs)
-    return {key: mean_figures(runs) for key, runs in found.items()}
+            runs_of.setdefault(key, []).extend(runs)
+    return {key: mean_figures(runs) for key, runs in runs_of.items()}
 
 
 def by_choice(
@@ -259,7 +259,7 @@ def by_choice(
     Programs of the first group are measured. The sampler "tvm" takes all schedules of one task after the other, as
     TVM's search does, whose rounds are of 64 trials of one task and whose cost model ranks at random up to trial 100.
     """
-    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    runs_of: dict[tuple[str, str], list[dict[str, float]]] = {}
     pipeline = InferencePipeline(artifact)
     batch = QueryBatch(dataset.store, dataset.kinds, dataset.kind, dataset.devices, own)
     base, maker, number = pipeline.predict_base(batch), FeatureMaker(artifact.weights), np.arange(len(own))
@@ -275,7 +275,7 @@ def by_choice(
                 continue
             rows = own.take(index)
             run = figures_of(dataset, rows, point[index]) | {"covered": covered(rows, levels[index], width[index])}
-            found.setdefault((group, key), []).append(run)
+            runs_of.setdefault((group, key), []).append(run)
 
     add("0", number, base.point, base.levels, base.factor)
     for k, draw in itertools.product(MEASURED, range(max(draws.values()))):
@@ -292,11 +292,11 @@ def by_choice(
                 point, levels = centre_and_spread(fitted.process, point, levels, *error, fitted.weight)
                 width = np.full(len(own), fitted.width)
             add(f"{k} {sampler}", np.delete(number, chosen), point, levels, width)
-    for (group, key), runs in found.items():
-        random = found.get((group, f"{key.partition(' ')[0]} random"), ())
+    for (group, key), runs in runs_of.items():
+        random = runs_of.get((group, f"{key.partition(' ')[0]} random"), ())
         for run, other in zip(runs, random, strict=False):
             run["better_than_random"] = float(run["mape"] < other["mape"])
-    return found
+    return runs_of
 
 
 def mean_figures(runs: Sequence[Mapping[str, float | None]]) -> dict[str, Any]:

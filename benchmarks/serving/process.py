@@ -50,14 +50,14 @@ class Served:
 
     def processes(self) -> list[int]:
         """The server and what it started."""
-        found, left = [], [self.process.pid]
+        pids, left = [], [self.process.pid]
         while left:
             pid = left.pop()
-            found.append(pid)
+            pids.append(pid)
             for children in Path(f"/proc/{pid}/task").glob("*/children"):
                 with contextlib.suppress(OSError):
                     left += map(int, children.read_text().split())
-        return found
+        return pids
 
     def resident_bytes(self, only_server: bool = False) -> int:
         """Resident memory of all of them, or of the first process alone."""

@@ -8,7 +8,7 @@ import json
 import time
 from typing import Any
 
-from benchmarks.serving.load import closed_loop, open_loop
+from benchmarks.serving.load import Tally, closed_loop, open_loop
 from benchmarks.serving.process import Served
 from benchmarks.serving.queries import bodies, distinct, repeated
 from cdmpp import LatencyPredictor
@@ -25,13 +25,7 @@ def warm(served: Served, seconds: float, connections: int) -> dict[str, Any]:
     if status != 200 or any("error" in result for result in answer["results"]):
         raise SystemExit(f"/predict answered {status}: {str(answer)[:300]}")
     load = closed_loop(served.port, "/predict", itertools.repeat(body), connections=connections, seconds=seconds)
-    tally = asyncio.run(load)
-    _all_answered(tally.answers)
-    return {
-        "items_per_s": ITEMS * len(tally.answers) / tally.wall_s,
-        "request_s": tally.seconds(0.5),
-        "request_p99_s": tally.seconds(0.99),
-    }
+    return _figures(asyncio.run(load))
 
 
 def cold(served: Served, seconds: float, connections: int, start: int = 0) -> dict[str, Any]:
@@ -39,13 +33,8 @@ def cold(served: Served, seconds: float, connections: int, start: int = 0) -> di
     ready = bodies(distinct(start), ITEMS)
     # Made before the clock runs: the client's own work is not the server's.
     prepared = iter(list(itertools.islice(ready, int(seconds * 40))))
-    tally = asyncio.run(closed_loop(served.port, "/predict", prepared, connections=connections, seconds=seconds))
-    _all_answered(tally.answers)
-    return {
-        "items_per_s": ITEMS * len(tally.answers) / tally.wall_s,
-        "request_s": tally.seconds(0.5),
-        "request_p99_s": tally.seconds(0.99),
-    }
+    load = closed_loop(served.port, "/predict", prepared, connections=connections, seconds=seconds)
+    return _figures(asyncio.run(load))
 
 
 def single(served: Served, seconds: float, rate: float) -> dict[str, Any]:
@@ -92,7 +81,10 @@ def in_process(seconds: float) -> dict[str, Any]:
     return rates
 
 
-def _all_answered(answers: Any) -> None:
-    for answer in answers:
+def _figures(tally: Tally) -> dict[str, Any]:
+    """Figures of requests that must all have been answered."""
+    for answer in tally.answers:
         if answer.status != 200 or b'"error"' in answer.body or answer.body.count(b'"latency_s"') != ITEMS:
             raise SystemExit(f"a request was answered {answer.status}: {answer.body[:300]!r}")
+    items_per_s = ITEMS * len(tally.answers) / tally.wall_s
+    return {"items_per_s": items_per_s, "request_s": tally.seconds(0.5), "request_p99_s": tally.seconds(0.99)}

@@ -19,19 +19,10 @@ def figures(
 ) -> dict[str, Any]:
     """Figures of predictions of one device and source.
 
-    Parameters
-    ----------
-    log_measured, point : (n,)
-        log of seconds.
-    family : (n,) str
-    levels, factor : (n, len(LEVELS)), (n,), optional
-        As :class:`cdmpp.model.raw_predictions.RawPredictions` has them; without them ``coverage`` is None.
-
-    Returns
-    -------
-    dict
-        ``overall`` and, by family, ``families``: :func:`cdmpp.train.evaluation.metrics.measure`; ``macro``: the
-        mean over families of the mean relative error.
+    ``log_measured``, ``point``, (n,): log of seconds. ``levels``, (n, len(LEVELS)), and ``factor``, (n,): as
+    :class:`cdmpp.model.raw_predictions.RawPredictions` has them; without them ``coverage`` is None. Returns ``overall``
+    and, by family, ``families`` (:func:`cdmpp.train.evaluation.metrics.measure`), and ``macro``, the mean over families
+    of the mean relative error.
     """
     measured, predicted = np.exp(log_measured), np.exp(point)
     bounds: list[Array] = []

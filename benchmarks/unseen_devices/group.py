@@ -38,27 +38,19 @@ COMPARED = ("neusight", "aiconfigurator_gemm")
 
 
 @dataclass(frozen=True)
-class QueryBatch:
-    """Rows of one device and source, with the network's predictions.
-
-    Attributes
-    ----------
-    records : DeviceRecords
-    known : Survey
-        Predictions of the records by the network.
-    rows : (n,) int
-        Rows of the study, in the survey's order; ``log_measured`` and ``family`` are in the same order.
-    entry : dict
-        Entry of the results file.
-    """
+class DeviceTable:
+    """Rows of one device and source, with the network's predictions."""
 
     device: str
     source: str
     records: DeviceRecords
+    #: Predictions of the records by the network.
     known: Survey
+    #: Rows of the study, in the survey's order; ``log_measured`` and ``family`` are in the same order.
     rows: Array
     log_measured: Array
     family: Array
+    #: Entry of the results file.
     entry: dict[str, Any]
 
     def predictions(self) -> tuple[Array, Array, Array]:
@@ -67,18 +59,11 @@ class QueryBatch:
         return known.point[known.query], known.levels[known.query], known.factor[known.query]
 
 
-class Group:
+class HeldOutGroup:
     """Evaluates one group's network on the rows of its devices.
 
-    Parameters
-    ----------
-    study : Study
-    config : TrainConfig
-        Training configuration that holds the group's devices out.
-    dataset : Dataset
-        Dataset of the training run.
-    artifact : Artifact
-        The network.
+    ``config``: training configuration that holds the group's devices out. ``dataset``: dataset of the training run.
+    ``artifact``: the network.
     """
 
     def __init__(self, study: Study, config: TrainConfig, dataset: Dataset, artifact: Artifact) -> None:
@@ -91,7 +76,7 @@ class Group:
         """Yield the group's entry of the results file after each part that is added to it."""
         started = time.monotonic()
         train = self.artifact.manifest["train"]
-        tables: list[QueryBatch] = []
+        tables: list[DeviceTable] = []
         entry: dict[str, Any] = {
             "model_id": self.artifact.model_id,
             "held_out": list(self.held_out),
@@ -118,7 +103,7 @@ class Group:
         entry["seconds"] = round(time.monotonic() - started)
         yield entry
 
-    def _tables(self) -> Iterator[QueryBatch]:
+    def _tables(self) -> Iterator[DeviceTable]:
         """The group's tables with predictions made without measurements of the device."""
         for device in self.held_out:
             for source in self.dataset.sources:
@@ -137,7 +122,7 @@ class Group:
                     "available": len(available),
                     "rows": len(chosen),
                 }
-                batch = QueryBatch(device, source, records, known, chosen, logs, family, entry)
+                batch = DeviceTable(device, source, records, known, chosen, logs, family, entry)
                 point, levels, factor = batch.predictions()
                 curve = coverage_curve(logs, point, levels, factor)
                 entry |= {
@@ -151,7 +136,7 @@ class Group:
                 self._print(batch, "specification", entry["specification"])
                 yield batch
 
-    def _with_ceilings(self, batch: QueryBatch) -> tuple[dict[str, Any] | None, dict[str, float] | None]:
+    def _with_ceilings(self, batch: DeviceTable) -> tuple[dict[str, Any] | None, dict[str, float] | None]:
         """Errors with measured peak rates in place of the data sheet, and these rates; None without training rows."""
         spec = self.study.device(batch.device)
         if spec.sustained is None:
@@ -160,7 +145,7 @@ class Group:
         records = self.study.records(rows, spec, self.artifact)
         known = survey(self._pipeline, records, self.cache)
         chosen = rows[records.origin[known.rows]]
-        with_rates = QueryBatch(
+        with_rates = DeviceTable(
             batch.device,
             batch.source,
             records,
@@ -175,7 +160,7 @@ class Group:
         self._print(batch, "ceilings", results)
         return results, spec.sustained.figures()
 
-    def _adapt(self, batch: QueryBatch, sampler: str, counts: Sequence[int]) -> None:
+    def _adapt(self, batch: DeviceTable, sampler: str, counts: Sequence[int]) -> None:
         """Adapt to measurements; add the errors before and after on the rows that were not chosen."""
         known, records = batch.known, batch.records
         for seed, k in itertools.product(SEEDS, counts):
@@ -198,7 +183,7 @@ class Group:
             batch.entry["adapted"].append(adaptation)
             self._print(batch, f"{sampler} k = {k} seed {seed}", adaptation["after"])
 
-    def _baselines(self, tables: list[QueryBatch]) -> None:
+    def _baselines(self, tables: list[DeviceTable]) -> None:
         """Fit the baselines on the network's training rows and evaluate them on the tables."""
         inputs = NetworkInputs(self.dataset.store, self.dataset.device_matrix)
         index = training_rows(self.dataset, self.config)[0]
@@ -210,7 +195,7 @@ class Group:
                 batch.entry["baselines"][name] = errors
                 self._print(batch, name, errors)
 
-    def _domain(self, tables: list[QueryBatch]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _domain(self, tables: list[DeviceTable]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Error on validation rows of known devices, and the domain score's AUC for predictions that are off."""
         rows, names = self.dataset.rows, [d.name for d in self.dataset.devices]
         held = [names.index(name) for name in self.held_out]
@@ -240,7 +225,7 @@ class Group:
             }
         )
 
-    def _print(self, batch: QueryBatch, what: str, results: dict[str, Any]) -> None:
+    def _print(self, batch: DeviceTable, what: str, results: dict[str, Any]) -> None:
         """Print a line of progress."""
         error, macro = 100 * results["overall"]["mape"], 100 * results["macro"]
         print(f"{batch.device} {batch.source}, {what}: {error:.1f} % (macro {macro:.1f} %)", flush=True)

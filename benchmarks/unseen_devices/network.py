@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.unseen_devices.figures import Array
 from cdmpp.errors import ArtifactError
 from cdmpp.model.artifact.folder import MANIFEST
 from cdmpp.model.artifact.load import load_artifact
@@ -16,41 +17,36 @@ from cdmpp.train.finish import calibrate, fit_domain
 from cdmpp.train.fit import train, training_rows
 
 
+def train_model(config: TrainConfig, dataset: Dataset, training: Array, folder: Path) -> None:
+    """Train a network and write its model folder; ``training``: rows that its domain is fitted to."""
+    network, summary = train(dataset, config, folder.with_name(f"{folder.name}.run"), progress=_progress)
+    held = config.data.holdout_devices
+    save_artifact(
+        folder,
+        network,
+        fit_domain(dataset, training, config.seed),
+        name=config.name,
+        devices=["" if d.name in held else d.name for d in dataset.devices],
+        calibration=calibrate(network, NetworkInputs(dataset.store, dataset.device_matrix), dataset, config),
+        device_specs=dataset.devices,
+        details={"config": config.model_dump(mode="json"), "train": summary},
+    )
+
+
+def _progress(step: int, steps: int, metrics: dict[str, float]) -> None:
+    print(f"\r{step}/{steps} loss {metrics['loss']}", end="\n" if step == steps else "", flush=True)
+
+
 def network_of(config: TrainConfig, dataset: Dataset, folder: Path) -> Artifact:
     """The model in ``folder``; it is trained first where there is none, continuing an interrupted run.
 
-    Parameters
-    ----------
-    config : TrainConfig
-    dataset : Dataset
-        With the data sheets alone of the devices that the configuration holds out.
-    folder : Path
-        Of the model; the run grows beside it.
-
-    Raises
-    ------
-    ArtifactError
-        The existing model was trained on a device that the configuration holds out.
+    ``dataset``: with the data sheets alone of the devices that the configuration holds out. ``folder``: of the model;
+    the run grows beside it.
+    Raises ArtifactError: the existing model was trained on a device that the configuration holds out.
     """
     if not (folder / MANIFEST).is_file():
         print(f"{config.name}: training {config.optimiser.steps} steps", flush=True)
-        network, summary = train(
-            dataset,
-            config,
-            folder.with_name(folder.name + ".run"),
-            progress=lambda step, steps, m: print(f"\r{step}/{steps} {m['loss']}", end="", flush=True),
-        )
-        held = config.data.holdout_devices
-        save_artifact(
-            folder,
-            network,
-            fit_domain(dataset, training_rows(dataset, config)[0], config.seed),
-            name=config.name,
-            devices=["" if d.name in held else d.name for d in dataset.devices],
-            calibration=calibrate(network, NetworkInputs(dataset.store, dataset.device_matrix), dataset, config),
-            device_specs=dataset.devices,
-            details={"config": config.model_dump(mode="json"), "train": summary},
-        )
+        train_model(config, dataset, training_rows(dataset, config)[0], folder)
     artifact = load_artifact(folder)
     seen = set(config.data.holdout_devices) & set(artifact.devices)
     if seen:

@@ -27,20 +27,13 @@ ENOUGH = 200
 
 @dataclass(frozen=True)
 class Study:
-    """All rows that can be trained on.
+    """All rows that can be trained on."""
 
-    Attributes
-    ----------
-    table : MeasurementTable
-        Row i of it is row i of the dataset.
-    dataset : Dataset
-        Every device with the ceilings that its training-part rows sustain.
-    family : (rows,) str
-        Operator family.
-    """
-
+    #: Row i of it is row i of the dataset.
     table: MeasurementTable
+    #: Every device with the ceilings that its training-part rows sustain.
     dataset: Dataset
+    #: Operator family.
     family: Array
 
     @classmethod

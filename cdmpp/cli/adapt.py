@@ -32,33 +32,26 @@ Sampler = Literal["kmeans", "random", "variance"]
 
 
 def adapt(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the adapted model.", show_default=False)],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the adapted model.")],
     records: Annotated[
         Path | None,
         typer.Option(
-            "--records",
             metavar="FILE|DIR",
             help="Measurements: project records, a folder of cdmpp collect or measure, a public operator "
             "table, or a CSV with the columns program and latency_us (or latency_ms, latency_s).",
-            show_default=False,
         ),
     ] = None,
     observations: Annotated[
         str | None,
         typer.Option(
-            "--observations",
             metavar="URL",
             help="Instead of --records: the measurements that this service has collected (POST /observe) of --device, "
             "since the last change of the device.",
-            show_default=False,
         ),
     ] = None,
-    last: Annotated[int, typer.Option("--last", min=1, help="Read so many of the newest --observations.")] = 1000,
+    last: Annotated[int, typer.Option(min=1, help="Read so many of the newest --observations.")] = 1000,
     api_key: Annotated[
-        str | None,
-        typer.Option(
-            "--api-key", metavar="KEY", envvar="CDMPP_API_KEY", help="Key of the service.", show_default=False
-        ),
+        str | None, typer.Option(metavar="KEY", envvar="CDMPP_API_KEY", help="Key of the service.")
     ] = None,
     device: Annotated[
         str | None,
@@ -66,17 +59,14 @@ def adapt(
             metavar="NAME|FILE",
             help="A known device, a .toml/.json specification, or native: this CPU. Default: the device named "
             "in the records.",
-            show_default=False,
         ),
     ] = None,
     k: Annotated[
         int | None,
         typer.Option(
-            "--k",
             min=1,
             help="Use so many records, chosen without their latencies, and report the error on the others. "
             "Default: use all.",
-            show_default=False,
         ),
     ] = None,
     sampler: Annotated[Sampler, typer.Option(help="How the k records are chosen.")] = "kmeans",

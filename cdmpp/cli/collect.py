@@ -34,25 +34,18 @@ def collect(
             metavar="[FILE]...",
             help="ONNX model, torch.export program (.pt2), Relax module (.json), or a folder of "
             "`cdmpp select --backend tvm`.",
-            show_default=False,
         ),
     ] = None,
     network: Annotated[
         list[str] | None,
         typer.Option(
-            "--network",
-            metavar="NAME[:K=V,...][@float16]",
-            help="A network of the zoo; repeatable. --network help lists them.",
-            show_default=False,
+            metavar="NAME[:K=V,...][@float16]", help="A network of the zoo; repeatable. --network help lists them."
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder to fill.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder to fill.")] = None,
     target: Annotated[
         list[str] | None,
         typer.Option(
-            "--target",
             metavar="TARGET[@THREADS]",
             help="native, x86-64-v2|v3|v4, a TVM target tag, its JSON, or cuda:DEVICE; repeatable: "
             "the same programs on each.",
@@ -72,20 +65,14 @@ def collect(
     ] = 0,
     pool: Annotated[int, typer.Option(min=1, help="Further schedules drawn for --good and --active.")] = 32,
     model: Annotated[
-        list[Path] | None,
-        typer.Option("--model", metavar="DIR", help="Models for --good and --active; repeatable.", show_default=False),
+        list[Path] | None, typer.Option(metavar="DIR", help="Models for --good and --active; repeatable.")
     ] = None,
     tune: Annotated[int, typer.Option(min=0, help="Also search: so many measured trials a task (first target).")] = 0,
     device: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|FILE", help="The device, where this machine is not it.", show_default=False),
+        str | None, typer.Option(metavar="NAME|FILE", help="The device, where this machine is not it.")
     ] = None,
-    tracker: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Measure through TVM's RPC tracker.", show_default=False)
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Key of the boards at the tracker.", show_default=False)
-    ] = None,
+    tracker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Measure through TVM's RPC tracker.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="Key of the boards at the tracker.")] = None,
     dim: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Size of a dynamic dimension of ONNX models; repeatable."),
@@ -100,27 +87,22 @@ def collect(
         ),
     ] = False,
     tasks: Annotated[
-        int | None,
-        typer.Option("--tasks", min=1, help="With --standalone: at most so many tasks, of each network in turn."),
+        int | None, typer.Option(min=1, help="With --standalone: at most so many tasks, of each network in turn.")
     ] = None,
     ansor: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help="With --standalone: also the tasks and the fastest schedules of Ansor's search logs.",
-            show_default=False,
+            metavar="FILE", help="With --standalone: also the tasks and the fastest schedules of Ansor's search logs."
         ),
     ] = None,
     minutes: Annotated[
         float | None, typer.Option(min=0.5, help="With --standalone: minutes of a call there.", show_default="9")
     ] = None,
     part_mib: Annotated[
-        float | None,
-        typer.Option("--part-mib", min=0.1, help="With --standalone: largest part file in MiB.", show_default="15"),
+        float | None, typer.Option(min=0.1, help="With --standalone: largest part file in MiB.", show_default="15")
     ] = None,
     result_mib: Annotated[
-        float | None,
-        typer.Option("--result-mib", min=0.1, help="With --standalone: largest result in MiB.", show_default="16"),
+        float | None, typer.Option(min=0.1, help="With --standalone: largest result in MiB.", show_default="16")
     ] = None,
     flush_cache: Annotated[
         bool, typer.Option("--flush-cache", help="Empty the CPU's caches before every run.")

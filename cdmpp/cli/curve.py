@@ -25,7 +25,6 @@ def curve(
             metavar="TEMPLATE",
             help="An operator whose sizes may be left to axes or be expressions over them "
             "(linear:m=batch*128,n=4096,k=1024); several are summed, each as N*TEMPLATE times N.",
-            show_default=False,
         ),
     ],
     axis: Annotated[
@@ -33,16 +32,13 @@ def curve(
         typer.Option(
             metavar="NAME=A,B,...",
             help="Values of an axis: numbers, or texts such as dtype=float16,float32; repeatable.",
-            show_default=False,
         ),
     ],
     device: DevicesOption,
     monotone: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME",
-            help="Axis along which latency cannot fall; repeatable. Default: every axis of numbers.",
-            show_default=False,
+            metavar="NAME", help="Axis along which latency cannot fall; repeatable. Default: every axis of numbers."
         ),
     ] = None,
     protocol: Annotated[
@@ -52,15 +48,13 @@ def curve(
         Framework | None, typer.Option(help="Software that launches the library kernels, if known.")
     ] = None,
     implementation: Annotated[
-        Implementation | None,
-        typer.Option(help="How the operators are executed, as in cdmpp predict.", show_default=False),
+        Implementation | None, typer.Option(help="How the operators are executed, as in cdmpp predict.")
     ] = None,
     backend: Annotated[
         Backend | None, typer.Option(help="A vendor library's kernels (default), or TVM programs.")
     ] = None,
     quantile: Annotated[
-        list[float] | None,
-        typer.Option(help="Levels of the interval; repeatable. Default: 0.1 and 0.9.", show_default=False),
+        list[float] | None, typer.Option(help="Levels of the interval; repeatable. Default: 0.1 and 0.9.")
     ] = None,
     model: ModelOption = None,
     json: JsonOption = False,

@@ -37,7 +37,6 @@ FileArgument = Annotated[
         metavar="FILE|DIR",
         help="Project records, a folder that cdmpp collect filled, or a public operator table "
         "(Parquet, CSV, gzipped CSV) or a CSV with the columns program and latency_us, recognised by its columns.",
-        show_default=False,
     ),
 ]
 
@@ -49,30 +48,24 @@ def import_file(
         typer.Argument(
             metavar="LOG|FILE|DIR...",
             help="Tuning logs (JSON lines of Ansor, a folder of MetaSchedule), or tables as of data info.",
-            show_default=False,
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="OUT", help="Parquet file to write.", show_default=False)],
+    out: Annotated[Path, typer.Option(metavar="OUT", help="Parquet file to write.")],
     device: Annotated[
-        str | None,
-        typer.Option("--device", "-d", help="Device that was measured; replaces that of a file.", show_default=False),
+        str | None, typer.Option("--device", "-d", help="Device that was measured; replaces that of a file.")
     ] = None,
     epilogue: Annotated[
         Literal["", "add", "add_relu"],
-        typer.Option("--epilogue", metavar="add|add_relu", help="Fused behind the workloads of a log of Ansor."),
+        typer.Option(metavar="add|add_relu", help="Fused behind the workloads of a log of Ansor."),
     ] = "",
     workloads: Annotated[
         Path | None,
         typer.Option(
-            "--workloads",
             metavar="FILE.py",
             help="Ansor's workload functions: te functions that return [*inputs, result]. The file is executed.",
-            show_default=False,
         ),
     ] = None,
-    share: Annotated[
-        float, typer.Option("--share", help="Share of the configurations of a public table of Kernel Tuner.")
-    ] = 1.0,
+    share: Annotated[float, typer.Option(help="Share of the configurations of a public table of Kernel Tuner.")] = 1.0,
     per_task: Annotated[
         int | None,
         typer.Option(
@@ -80,7 +73,6 @@ def import_file(
             min=1,
             metavar="N",
             help="Of a tuning log, keep N measured schedules of each task and device: the two fastest, others by hash.",
-            show_default=False,
         ),
     ] = None,
     json: JsonOption = False,
@@ -120,8 +112,8 @@ def info_of(file: FileArgument, json: JsonOption = False) -> None:
 
 @data.command("merge", epilog="example: cdmpp data merge data/my-cpu data/other-cpu --out data/both")
 def merge_folders(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Dataset folders.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder.", show_default=False)],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Dataset folders.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder.")],
     json: JsonOption = False,
 ) -> None:
     """Put records and second measurements of several folders into a new one, with a card.
@@ -142,14 +134,12 @@ def merge_folders(
 
 @data.command("split", epilog="example: cdmpp data split data/my-cpu --test-network bert-tiny")
 def split_folder(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder that cdmpp collect filled.", show_default=False)
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that cdmpp collect filled.")],
     test_network: Annotated[
-        list[str] | None, typer.Option("--test-network", metavar="NAME", help="Network to hold out; repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="Network to hold out; repeatable.")
     ] = None,
     seal: Annotated[
-        int, typer.Option("--seal", min=0, metavar="N", help="Seal N networks, chosen by a hash, for a final test.")
+        int, typer.Option(min=0, metavar="N", help="Seal N networks, chosen by a hash, for a final test.")
     ] = 0,
     json: JsonOption = False,
 ) -> None:

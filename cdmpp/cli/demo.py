@@ -88,12 +88,7 @@ class Server:
 def running_server(*arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
     """Start the service as a process of its own; it ends with the block, whatever happens inside.
 
-    Parameters
-    ----------
-    *arguments : str
-        More of ``python -m cdmpp_server``.
-    environment : mapping, optional
-        Variables to add.
+    ``*arguments``: more of ``python -m cdmpp_server``. ``environment``: variables to add.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -36,26 +36,19 @@ def evaluate(
     records: Annotated[
         list[Path],
         typer.Option(
-            "--records",
             metavar="FILE|DIR",
             help="Project records, a folder of cdmpp collect, a public table, a tuning log, or a CSV with the columns "
             "program, latency_us and device; repeatable.",
-            show_default=False,
         ),
     ],
     model: ModelOption = None,
     devices: Annotated[
         str | None,
         typer.Option(
-            metavar="A,B",
-            help="Only these devices: names as in --device of other commands, or as the table has them.",
-            show_default=False,
+            metavar="A,B", help="Only these devices: names as in --device of other commands, or as the table has them."
         ),
     ] = None,
-    split: Annotated[
-        Part | None,
-        typer.Option("--split", help="Only rows of this part of the model's own split.", show_default=False),
-    ] = None,
+    split: Annotated[Part | None, typer.Option(help="Only rows of this part of the model's own split.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Compare a model's predictions with measured tables.
@@ -77,7 +70,7 @@ def evaluate(
     artifact = load_artifact(model or default_model())
     chosen = None if chosen is None else _device_names(artifact, records, chosen)
     with progress_display() as show:
-        rows = _Rows(show)
+        rows = _RowReport(show)
         result = evaluate_tables(artifact, rows.tables(records), devices=chosen, part=split, progress=rows.done)
     if not result["overall"]["n"]:
         raise _nothing(result, chosen, split)
@@ -90,10 +83,7 @@ def evaluate(
 def _device_names(artifact: Artifact, files: list[Path], chosen: list[str]) -> list[str]:
     """Names of devices; a short name that no table has becomes its commonest board.
 
-    Raises
-    ------
-    UnknownDeviceError
-        Neither cdmpp nor the model nor any table has a name.
+    Raises UnknownDeviceError: neither cdmpp nor the model nor any table has a name.
     """
     from cdmpp.data.load import load_table
     from cdmpp.devices.host import is_native, native_name
@@ -147,7 +137,7 @@ def _check(files: list[Path]) -> None:
             load_table(file)  # raises the specific error
 
 
-class _Rows:
+class _RowReport:
     """Reads tables one after the other, each when the one before is done with, and shows their rows."""
 
     def __init__(self, show: Show) -> None:

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 def inspect(
     program: Annotated[
-        str,
-        typer.Argument(
-            metavar="PROGRAM", help="As for cdmpp predict; shows each distinct program.", show_default=False
-        ),
+        str, typer.Argument(metavar="PROGRAM", help="As for cdmpp predict; shows each distinct program.")
     ],
     json: JsonOption = False,
 ) -> None:
@@ -38,10 +35,10 @@ def inspect(
 
         print_json({"feature_schema": SCHEMA_HASH, "programs": described})
         return
-    for i, one in enumerate(described):
+    for i, program in enumerate(described):
         if i:
             print()
-        _print(one)
+        _print(program)
 
 
 def describe(program: TensorProgram) -> dict[str, Any]:

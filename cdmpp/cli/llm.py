@@ -34,10 +34,7 @@ if TYPE_CHECKING:
 
 MAX_TRACE_BYTES = 64 * 2**20
 GoalOption = Annotated[
-    float | None,
-    typer.Option(
-        metavar="SECONDS", help="Find the largest rate at which 90 % of the requests keep it.", show_default=False
-    ),
+    float | None, typer.Option(metavar="SECONDS", help="Find the largest rate at which 90 % of the requests keep it.")
 ]
 
 
@@ -54,7 +51,6 @@ def llm(
             metavar="CONFIG.json",
             help="config.json of a language model on Hugging Face (Llama, Qwen, Mistral, Gemma, DeepSeek, GLM, Kimi, "
             "MiniMax, Nemotron, gpt-oss and others); examples/llm has eight.",
-            show_default=False,
         ),
     ],
     device: DevicesOption,
@@ -64,21 +60,16 @@ def llm(
             "--as",
             metavar="MODEL_TYPE",
             help="Read the configuration as this architecture, such as llama, in place of its model_type.",
-            show_default=False,
         ),
     ] = None,
     requests: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="TRACE.csv", help="Simulate serving these: columns arrival_s, input, output.", show_default=False
-        ),
+        Path | None, typer.Option(metavar="TRACE.csv", help="Simulate serving these: columns arrival_s, input, output.")
     ] = None,
     prefill_pool: Annotated[
         str | None,
         typer.Option(
             metavar="tp=N,dp=N,...",
             help="Simulate serving with further devices that compute the prompts: tp, pp, ep, dp, device, bytes_per_s.",
-            show_default=False,
         ),
     ] = None,
     ttft_goal: GoalOption = None,
@@ -88,7 +79,6 @@ def llm(
         typer.Option(
             metavar="PNG",
             help="Draw latency against throughput for 1, 2, 4, ... up to --concurrency requests (extra `plan`).",
-            show_default=False,
         ),
     ] = None,
     engine: Annotated[
@@ -97,7 +87,6 @@ def llm(
             metavar="NAME|FILE",
             help="What the serving engine adds to its kernels: vllm (default), vllm-0.12, vllm-0.9, vllm-2024, "
             "sglang, trtllm, trtllm-2024, kernels-only, or a file of cdmpp llm calibrate.",
-            show_default=False,
         ),
     ] = None,
     network: NetworkOption = None,
@@ -107,7 +96,6 @@ def llm(
             metavar="N",
             min=0,
             help="Show the N most expensive parts of each device. Default: 8 for one device, else none.",
-            show_default=False,
         ),
     ] = None,
     model: ModelOption = None,
@@ -190,14 +178,11 @@ def calibrate(
             help="Columns batch (or rate), input, output, and total_s, ttft_s or tpot_s; optionally tp, pp, ep, dp, "
             "dtype, weights, kv_dtype, config, device, closed_loop, prefix_hit. "
             "Or a JSON result of vLLM's or SGLang's serving benchmark.",
-            show_default=False,
         ),
     ],
-    config: Annotated[Path, typer.Option(metavar="CONFIG.json", help="The model's config.json.", show_default=False)],
-    device: Annotated[
-        list[str], typer.Option("--device", "-d", help="A known device, or a specification.", show_default=False)
-    ],
-    out: Annotated[Path, typer.Option(metavar="FILE.toml", help="Profile to write.", show_default=False)],
+    config: Annotated[Path, typer.Option(metavar="CONFIG.json", help="The model's config.json.")],
+    device: Annotated[list[str], typer.Option("--device", "-d", help="A known device, or a specification.")],
+    out: Annotated[Path, typer.Option(metavar="FILE.toml", help="Profile to write.")],
     engine: Annotated[str, typer.Option(metavar="NAME|FILE", help="Profile to start from.")] = defaults.ENGINE,
     model: ModelOption = None,
     json: JsonOption = False,
@@ -242,10 +227,7 @@ def calibrate(
 def _trace(path: Path) -> list[tuple[float, int, int]]:
     """Requests of a CSV file.
 
-    Raises
-    ------
-    DataError
-        The file cannot be read, or a row is no request.
+    Raises DataError: the file cannot be read, or a row is no request.
     """
     hint = "a CSV file with arrival_s, input, output"
     rows = parse_file(path, lambda text: parse_table(text, MAX_REQUESTS), "CSV", hint, max_bytes=MAX_TRACE_BYTES)
@@ -261,10 +243,7 @@ def _trace(path: Path) -> list[tuple[float, int, int]]:
 def _pool(text: str) -> dict[str, Any]:
     """Fields of a prefill pool, as "tp=4,dp=2".
 
-    Raises
-    ------
-    DataError
-        A part has no value, or a number is none.
+    Raises DataError: a part has no value, or a number is none.
     """
     pool: dict[str, Any] = {}
     for part in text.split(","):

@@ -19,38 +19,29 @@ def measure(
         typer.Argument(
             metavar="JOB|TODO|RESULT...",
             help="Folder that `cdmpp collect --build-only` or `cdmpp select` wrote; with --import result files.",
-            show_default=False,
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out",
             metavar="DIR|FILE",
             help="Folder to fill; of a selection also a .parquet file, by default records.parquet in it.",
-            show_default=False,
         ),
     ] = None,
     on: Annotated[
         str | None,
         typer.Option(
-            "--on",
-            metavar="cpu|cuda[:N]",
-            help="Of a selection: where PyTorch runs it.",
-            show_default="by the device's kind",
+            metavar="cpu|cuda[:N]", help="Of a selection: where PyTorch runs it.", show_default="by the device's kind"
         ),
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads. Default: as built.", show_default=False)] = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="The device. Default: as built.", show_default=False)
-    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads. Default: as built.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="The device. Default: as built.")] = None,
     import_job: Annotated[
         Path | None,
         typer.Option(
             "--import",
             metavar="JOB",
             help="Write the records of result files (part-NNN.npz) that run.py of this job made.",
-            show_default=False,
         ),
     ] = None,
     drop_impossible: Annotated[

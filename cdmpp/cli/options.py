@@ -1,10 +1,11 @@
-"""Options of commands, made from the declarations of :mod:`cdmpp.llm.options`."""
+"""Options of commands that are declared elsewhere: in :mod:`cdmpp.llm.options`, or as fields of a data class."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 
@@ -15,19 +16,37 @@ Command = TypeVar("Command", bound=Callable[..., None])
 
 def with_options(options: Mapping[str, RequestOption]) -> Callable[[Command], Command]:
     """Replace the parameter ``**options`` of a command by one parameter for each option, behind the required ones."""
+    made = [_parameter(name, option) for name, option in options.items()]
 
     def replaced(command: Command) -> Command:
-        *stated, _ = inspect.signature(command, eval_str=True).parameters.values()
-        made = [_parameter(name, option) for name, option in options.items()]
+        stated = _stated(command)
         # Help has this order.
-        first = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in stated if p.default is p.empty]
-        rest = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in stated if p.default is not p.empty]
-        parameters = [*first, *made, *rest]
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in parameters}
-        return command
+        first = [p for p in stated if p.default is p.empty]
+        return _with_parameters(command, [*first, *made, *(p for p in stated if p.default is not p.empty)])
 
     return replaced
+
+
+def with_fields(fields: type) -> Callable[[Command], Command]:
+    """Replace the parameter ``**options`` of a command by one parameter for each field of a data class of options."""
+    types = get_type_hints(fields, include_extras=True)
+    made = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=types[f.name])
+        for f in dataclasses.fields(fields)
+    ]
+    return lambda command: _with_parameters(command, [*_stated(command), *made])
+
+
+def _stated(command: Callable[..., None]) -> list[inspect.Parameter]:
+    """The parameters of a command except ``**options``, as keywords."""
+    *stated, _ = inspect.signature(command, eval_str=True).parameters.values()
+    return [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in stated]
+
+
+def _with_parameters(command: Command, parameters: Sequence[inspect.Parameter]) -> Command:
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
 
 
 def _parameter(name: str, option: RequestOption) -> inspect.Parameter:

@@ -28,15 +28,17 @@ DevicesOption = Annotated[
         "--device",
         "-d",
         help="A known device (cdmpp devices), a .json/.toml specification, or native: this CPU; repeatable.",
-        show_default=False,
     ),
+]
+DimOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="Size of a dynamic dimension of an ONNX model; repeatable."),
 ]
 NetworkOption = Annotated[
     str | None,
     typer.Option(
         help="Bytes per second of one device between nodes, or a name such as infiniband-ndr, roce-200 or efa-400. "
-        "Default: assumed, and said.",
-        show_default=False,
+        "Default: assumed, and said."
     ),
 ]
 

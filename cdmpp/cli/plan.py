@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdmpp.cli.output import JsonOption, ModelOption, on_terminal, print_json
-from cdmpp.cli.plan_files import ExportOption, FromOption, OutOption, PlanFiles, PrintOption, SetOption, WithOption
+from cdmpp.cli.options import with_fields
+from cdmpp.cli.output import on_terminal, print_json
+from cdmpp.cli.plan_files import PlanFiles, PlanOptions
 from cdmpp.cli.progress import progress_display
-from cdmpp.cli.ray_option import RayCommand, RayOption
+from cdmpp.cli.ray_option import RayCommand
 from cdmpp.cli.remote import solve_remotely
 from cdmpp.errors import DataError, FieldError
 from cdmpp.plan.registry import PLANNERS, PlannerSpec
@@ -32,20 +33,6 @@ plan = typer.Typer(
     rich_markup_mode=None,
     help="Plans based on predicted latencies, with baselines and a lower bound (docs/planning.md).",
 )
-FigureOption = Annotated[Path | None, typer.Option("--figure", metavar="PNG", help="Draw the plan (extra `plan`).")]
-UrlOption = Annotated[
-    str | None, typer.Option("--url", help="Predict with the service at this address, not with a local model.")
-]
-RemoteOption = Annotated[
-    bool, typer.Option("--remote", help="With --url: the service also searches, as a job; Ctrl-C cancels it.")
-]
-SeedsOption = Annotated[
-    int | None,
-    typer.Option("--seeds", min=1, help="With --ray: seeds to search from; default: one per core.", show_default=False),
-]
-IgnoreMemoryOption = Annotated[
-    bool, typer.Option("--ignore-memory", help="Plan as if the devices had unlimited memory.", show_default=False)
-]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="The request; - for stdin.")]
 
 
@@ -64,27 +51,10 @@ def solve(
     ray: str | None = None,
     seeds: int | None = None,
 ) -> tuple[Any, Any]:
-    """Read and solve a request, with a progress bar on a terminal.
+    """Read and solve a request, with a progress bar on a terminal; return the request and its answer.
 
-    Parameters
-    ----------
-    spec : PlannerSpec
-    value : JSON value
-    model : Path, optional
-        Model folder.
-    url : str, optional
-        Service that predicts instead of the model.
-    remote : bool
-        The service at ``url`` also searches.
-    ray : str, optional
-        Address of a Ray cluster that searches from several seeds; "" for the default one.
-    seeds : int, optional
-        Number of these seeds.
-
-    Returns
-    -------
-    request : Request
-    plan : Answer
+    ``model`` is a model folder, ``url`` a service that predicts instead of it; with ``remote`` the service also
+    searches. ``ray`` is the address of a Ray cluster that searches from ``seeds`` seeds ("" for the default one).
     """
     from cdmpp.llm.read import with_configs
     from cdmpp.plan.base.solve import solve_priced
@@ -182,12 +152,8 @@ def show(request: Any, plan: Any, as_json: bool, figure: Path | None, *, indent:
 def check_figure(path: Path | None) -> None:
     """Check the path of a figure before the search starts.
 
-    Raises
-    ------
-    DataError
-        The file cannot be written, or its extension is not an image format.
-    ModuleNotFoundError
-        matplotlib is not installed.
+    Raises DataError: the file cannot be written, or its extension is not an image format; ModuleNotFoundError:
+    matplotlib is not installed.
     """
     if path is None:
         return
@@ -201,10 +167,7 @@ def check_figure(path: Path | None) -> None:
 def draw_to(path: Path, request: Any, plan: Any) -> None:
     """Write the figure of a plan.
 
-    Raises
-    ------
-    DataError
-        The file cannot be written.
+    Raises DataError: the file cannot be written.
     """
     save_figure(request.sibling("solver").draw(request, plan), path)
 
@@ -215,65 +178,35 @@ def save_figure(figure: Figure, path: Path) -> None:
         figure.savefig(aside, dpi=120, bbox_inches="tight", format=path.suffix[1:])
 
 
-#: JSON output, figure, model folder, address of a service, whether it searches, address of a Ray cluster, its seeds.
-RunOptions = tuple[bool, Path | None, Path | None, str | None, bool, str | None, int | None]
-
-
 def run_request(
-    spec: PlannerSpec,
-    name: Path | str,
-    value_of: Callable[[], Any],
-    files: PlanFiles,
-    options: RunOptions,
-    *,
-    print_request: bool = False,
-    ignore_memory: bool = False,
+    spec: PlannerSpec, name: Path | str, value_of: Callable[[], Any], files: PlanFiles, options: PlanOptions
 ) -> None:
     """Solve a request, write its files and print the plan; ``name`` stands in messages."""
-    json, figure, model, url, remote, ray, seeds = options
-    check_figure(figure)
+    check_figure(options.figure)
     try:
         value = value_of()
-        if ignore_memory and isinstance(value, dict):
+        if options.ignore_memory and isinstance(value, dict):
             value["ignore_memory"] = True
-        if print_request:
+        if options.print_request:
             print_json(value)
             return
-        request, answer = solve(spec, value, model, url, remote, ray, seeds)
+        chosen = (options.model, options.url, options.remote, options.ray, options.seeds)
+        request, answer = solve(spec, value, *chosen)
     except FieldError as error:
         prefix_with_file(name, error)
         raise
     try:
         files.write(request, answer)
     finally:  # the plan is printed although the format cannot express it
-        show(request, answer, json, figure)
+        show(request, answer, options.json, options.figure)
 
 
 def _command(spec: PlannerSpec) -> None:
-    def run(
-        file: FileArgument,
-        json: JsonOption = False,
-        figure: FigureOption = None,
-        model: ModelOption = None,
-        url: UrlOption = None,
-        remote: RemoteOption = False,
-        ray: RayOption = None,
-        seeds: SeedsOption = None,
-        export: ExportOption = None,
-        out: OutOption = None,
-        read: FromOption = None,
-        fields: WithOption = None,
-        settings: SetOption = None,
-        print_request: PrintOption = False,
-        ignore_memory: IgnoreMemoryOption = False,
-    ) -> None:
-        files = PlanFiles.of(spec.name, export, out, read, fields, settings or [])
-
-        def value() -> Any:
-            return files.request(file)
-
-        options = (json, figure, model, url, remote, ray, seeds)
-        run_request(spec, file, value, files, options, print_request=print_request, ignore_memory=ignore_memory)
+    @with_fields(PlanOptions)
+    def run(file: FileArgument, **options: Any) -> None:
+        chosen = PlanOptions(**options)
+        files = PlanFiles(spec.name, chosen)
+        run_request(spec, file, lambda: files.request(file), files, chosen)
 
     run.__doc__ = spec.summary
     plan.command(spec.name, cls=RayCommand, epilog=f"example: cdmpp plan {spec.name} request.json --json")(run)

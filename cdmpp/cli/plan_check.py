@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from cdmpp.cli.output import JsonOption, ModelOption, print_json
-from cdmpp.cli.plan import UrlOption, predict
+from cdmpp.cli.plan import predict
+from cdmpp.cli.plan_files import UrlOption
 from cdmpp.cli.reading import read_json
 from cdmpp.errors import FieldError
 from cdmpp.plan.registry import PLANNERS, load

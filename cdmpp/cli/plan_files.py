@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cdmpp.cli.output import JsonOption, ModelOption
+from cdmpp.cli.ray_option import RayOption
 from cdmpp.cli.reading import read_json, read_text
 from cdmpp.errors import DataError, FieldError
 from cdmpp.utils.files import parse_json
@@ -19,74 +21,65 @@ from cdmpp.utils.writing import check_output
 if TYPE_CHECKING:
     from cdmpp.plan.formats import Exported
 
-ExportOption = Annotated[
-    str | None, typer.Option("--export", metavar="FORMAT", help="Write the plan for a framework (docs/exports.md).")
+FigureOption = Annotated[Path | None, typer.Option("--figure", metavar="PNG", help="Draw the plan (extra `plan`).")]
+UrlOption = Annotated[
+    str | None, typer.Option("--url", help="Predict with the service at this address, not with a local model.")
 ]
-OutOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="With --export: the file to write.")]
-FromOption = Annotated[
-    str | None,
-    typer.Option("--from", metavar="FORMAT", help="FILE is the configuration of a framework (docs/exports.md)."),
-]
-WithOption = Annotated[
-    Path | None, typer.Option("--with", metavar="FIELDS.json", help="With --from: further fields of the request.")
-]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the format; repeatable.")
-]
-PrintOption = Annotated[bool, typer.Option("--print-request", help="Print the request as JSON, and end.")]
 
 
 @dataclass(frozen=True)
-class PlanFiles:
-    """Options of both directions, checked before the search starts.
+class PlanOptions:
+    """Options of every planner's command."""
 
-    Attributes
-    ----------
-    kind : str
-        The planner.
-    export, read : str or None
-        Formats of the file to write and of the file to read.
-    out, fields : Path or None
-        File to write; JSON file of further fields.
-    settings : dict
-        Options of the formats.
+    json: JsonOption = False
+    figure: FigureOption = None
+    model: ModelOption = None
+    url: UrlOption = None
+    remote: Annotated[
+        bool, typer.Option("--remote", help="With --url: the service also searches, as a job; Ctrl-C cancels it.")
+    ] = False
+    ray: RayOption = None
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="With --ray: seeds to search from; default: one per core.")
+    ] = None
+    export: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="Write the plan for a framework (docs/exports.md).")
+    ] = None
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="With --export: the file to write.")] = None
+    read: Annotated[
+        str | None,
+        typer.Option("--from", metavar="FORMAT", help="FILE is the configuration of a framework (docs/exports.md)."),
+    ] = None
+    fields: Annotated[
+        Path | None, typer.Option("--with", metavar="FIELDS.json", help="With --from: further fields of the request.")
+    ] = None
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the format; repeatable.")
+    ] = None
+    print_request: Annotated[bool, typer.Option("--print-request", help="Print the request as JSON, and end.")] = False
+    ignore_memory: Annotated[
+        bool, typer.Option("--ignore-memory", help="Plan as if the devices had unlimited memory.", show_default=False)
+    ] = False
+
+
+class PlanFiles:
+    """The file formats of a command, checked before the search starts; ``kind`` is the planner.
+
+    Raises DataError or FieldError: options contradict each other, or a format or its option is wrong.
     """
 
-    kind: str
-    export: str | None
-    out: Path | None
-    read: str | None
-    fields: Path | None
-    settings: dict[str, Any]
-
-    @classmethod
-    def of(
-        cls,
-        kind: str,
-        export: str | None,
-        out: Path | None,
-        read: str | None,
-        fields: Path | None,
-        settings: Sequence[str],
-    ) -> PlanFiles:
-        """The options of a command.
-
-        Raises
-        ------
-        DataError, FieldError
-            Options contradict each other, or a format or its option is wrong.
-        """
-        if (export is None) != (out is None):
+    def __init__(self, kind: str, options: PlanOptions) -> None:
+        self.kind, self.export, self.out = kind, options.export, options.out
+        self.read, self.fields, self.settings = options.read, options.fields, _settings(options.settings or ())
+        if (self.export is None) != (self.out is None):
             raise DataError("--export and --out belong together", hint="give both, or none")
-        if fields is not None and read is None:
+        if self.fields is not None and self.read is None:
             raise DataError("--with needs --from", hint="a request in JSON has all its fields")
-        if settings and export is None and read is None:
+        if self.settings and self.export is None and self.read is None:
             raise DataError("--set needs --export or --from", hint="options of a format are listed in docs/exports.md")
-        if out is not None:
-            check_output(out)
-        files = cls(kind, export, out, read, fields, _settings(settings))
-        files._check()
-        return files
+        if self.out is not None:
+            check_output(self.out)
+        self._check()
 
     def _check(self) -> None:
         """Raise FieldError where a format does not have the planner, or no format has an option."""

@@ -7,36 +7,31 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from cdmpp.cli.output import JsonOption, ModelOption
-from cdmpp.cli.plan import FigureOption, IgnoreMemoryOption, RemoteOption, SeedsOption, UrlOption, plan, run_request
-from cdmpp.cli.plan_files import ExportOption, FromOption, OutOption, PlanFiles, PrintOption, SetOption, WithOption
-from cdmpp.cli.ray_option import RayCommand, RayOption
+from cdmpp.cli.options import with_fields
+from cdmpp.cli.plan import plan, run_request
+from cdmpp.cli.plan_files import PlanFiles, PlanOptions
+from cdmpp.cli.ray_option import RayCommand
 from cdmpp.errors import DataError
 from cdmpp.plan.registry import PLANNERS
 
 __all__ = ["plan", "rl"]
 
 
+@with_fields(PlanOptions)
 def rl(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="FILE.json", help="The request; - for stdin.", show_default=False)
-    ] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE.json", help="The request; - for stdin.")] = None,
     config: Annotated[
         Path | None,
-        typer.Option(
-            metavar="CONFIG.json", help="In place of FILE: a language model, with the next three.", show_default=False
-        ),
+        typer.Option(metavar="CONFIG.json", help="In place of FILE: a language model, with the next three."),
     ] = None,
-    device: Annotated[str | None, typer.Option("--device", "-d", help="A known device.", show_default=False)] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="Devices for both stages.", show_default=False)] = None,
+    device: Annotated[str | None, typer.Option("--device", "-d", help="A known device.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Devices for both stages.")] = None,
     lengths: Annotated[
-        Path | None,
-        typer.Option(metavar="LENGTHS.csv", help="Response lengths in tokens: the first column.", show_default=False),
+        Path | None, typer.Option(metavar="LENGTHS.csv", help="Response lengths in tokens: the first column.")
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="With --config: samples of a step.")] = 512,
     mini_batch: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --config: samples of an update. Default: those of a step.", show_default=False),
+        int | None, typer.Option(min=1, help="With --config: samples of an update. Default: those of a step.")
     ] = None,
     prompt: Annotated[int, typer.Option(min=0, help="With --config: tokens of each prompt.")] = 512,
     forwards: Annotated[
@@ -44,64 +39,42 @@ def rl(
     ] = 2,
     products: Annotated[
         Literal["float8_e4m3", "mxfp8", "nvfp4"] | None,
-        typer.Option(help="With --config: type of the training's products.", show_default=False),
+        typer.Option(help="With --config: type of the training's products."),
     ] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="With --config: profile of generation. Default: vllm.", show_default=False)
-    ] = None,
+    engine: Annotated[str | None, typer.Option(help="With --config: profile of generation. Default: vllm.")] = None,
     train_engine: Annotated[str, typer.Option(help="With --config: profile of training.")] = "megatron",
-    weights: Annotated[
-        str | None, typer.Option(help="With --config: type of generation's weights.", show_default=False)
-    ] = None,
+    weights: Annotated[str | None, typer.Option(help="With --config: type of generation's weights.")] = None,
     layout: Annotated[
         Literal["any", "separate", "shared"],
         typer.Option(help="With --config: separate units for both stages, the same, or the better."),
     ] = "any",
     staleness: Annotated[
-        int | None, typer.Option(min=0, help="With --config: steps by which weights may be behind.", show_default=False)
+        int | None, typer.Option(min=0, help="With --config: steps by which weights may be behind.")
     ] = None,
     generation_tp: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --config: ranks of an instance. Default: searched.", show_default=False),
+        int | None, typer.Option(min=1, help="With --config: ranks of an instance. Default: searched.")
     ] = None,
     degrees: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME=N,...", help="With --config: degrees of training, such as pp=1,ep=1.", show_default=False
-        ),
+        str | None, typer.Option(metavar="NAME=N,...", help="With --config: degrees of training, such as pp=1,ep=1.")
     ] = None,
     budget: Annotated[
-        float | None,
-        typer.Option(min=0.01, help="Seconds of the search. Default with --config: 10.", show_default=False),
+        float | None, typer.Option(min=0.01, help="Seconds of the search. Default with --config: 10.")
     ] = None,
     measured: Annotated[
         Path | None,
         typer.Option(
             metavar="STEPS.csv",
             help="Measured steps: generation_s, inference_s, training_s, transfer_s or only step_s, and their layout.",
-            show_default=False,
         ),
     ] = None,
-    json: JsonOption = False,
-    figure: FigureOption = None,
-    model: ModelOption = None,
-    url: UrlOption = None,
-    remote: RemoteOption = False,
-    ray: RayOption = None,
-    seeds: SeedsOption = None,
-    export: ExportOption = None,
-    out: OutOption = None,
-    read: FromOption = None,
-    fields: WithOption = None,
-    settings: SetOption = None,
-    print_request: PrintOption = False,
-    ignore_memory: IgnoreMemoryOption = False,
+    **options: Any,
 ) -> None:
     """Pools, dispatch and streaming of an RL post-training step (StreamRL, RLHFuse).
 
     With --config, costs, memory limits, weights and cache come from the model, and the training's layout is searched.
     """
-    files = PlanFiles.of("rl", export, out, read, fields, settings or [])
+    chosen = PlanOptions(**options)
+    files = PlanFiles("rl", chosen)
     if (file is None) == (config is None):
         raise DataError("give either a request or --config", hint="cdmpp plan rl --help shows both")
 
@@ -136,25 +109,23 @@ def rl(
             degrees=_degrees(degrees),
             budget_s=10.0 if budget is None else budget,
             measured=steps,
-            predictor=LatencyPredictor.load(model),
+            predictor=LatencyPredictor.load(chosen.model),
         )
 
-    options = (json, figure, model, url, remote, ray, seeds)
-    name = file or config or Path("-")
-    run_request(PLANNERS["rl"], name, value, files, options, print_request=print_request, ignore_memory=ignore_memory)
+    run_request(PLANNERS["rl"], file or config or Path("-"), value, files, chosen)
 
 
 def _degrees(text: str | None) -> dict[str, int]:
     """Degrees of ``tp=2,pp=1``."""
     from cdmpp.plan.rl.measured import DEGREES
 
-    found: dict[str, int] = {}
+    degrees: dict[str, int] = {}
     for part in filter(None, (text or "").split(",")):
         name, _, value = part.partition("=")
         if name.strip() not in DEGREES or not value.strip().isdecimal():
             raise DataError(f"--degrees: {part[:40]!r} is not allowed", hint=f"NAME=N with {', '.join(DEGREES)}")
-        found[name.strip()] = int(value)
-    return found
+        degrees[name.strip()] = int(value)
+    return degrees
 
 
 plan.command(

@@ -10,22 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdmpp.cli.errors import FAILED, INCOMPLETE, report
-from cdmpp.cli.output import JsonOption, ModelOption, device_of, print_json, print_table
-from cdmpp.cli.predict_module import (
-    AutocastOption,
-    DtypeOption,
-    ExecutionOption,
-    HostOption,
-    InputOption,
-    ModeOption,
-    ModuleArguments,
-    OptimizerOption,
-    module_of,
-    predict_module,
-)
+from cdmpp.cli.options import with_fields
+from cdmpp.cli.output import device_of, print_json, print_table
+from cdmpp.cli.predict_module import module_of, predict_module
+from cdmpp.cli.predict_options import PredictOptions
 from cdmpp.cli.predict_search import Result, executed, print_search, ranked
-from cdmpp.cli.predict_table import OutOption, TableArguments, UrlOption, predict_table, table_of
-from cdmpp.cli.ray_option import RayOption
+from cdmpp.cli.predict_table import predict_table, table_of
 from cdmpp.cli.reading import parse_sizes
 from cdmpp.errors import CdmppError
 from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
@@ -57,6 +47,7 @@ _BACKEND_MEANING = {
 }
 
 
+@with_fields(PredictOptions)
 def predict(
     program: Annotated[
         list[str],
@@ -65,80 +56,9 @@ def predict(
             help="An operator (linear:m=512,n=4096,k=1024,dtype=float16; cdmpp support lists all), model.onnx, "
             "model.pt2 (torch.export), program.py (TVMScript), program.json (TVM JSON) or a MetaSchedule folder; "
             "or one table of operators (.txt, .csv, .parquet); or one torch module (package.module:factory).",
-            show_default=False,
         ),
     ],
-    device: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--device",
-            "-d",
-            help="A known device (cdmpp devices), a .json/.toml specification, or native: this CPU; repeatable. A "
-            "table may have a column device instead.",
-            show_default=False,
-        ),
-    ] = None,
-    protocol: Annotated[
-        Protocol | None,
-        typer.Option(
-            help="What the latency includes: device alone, in a graph, from the host. Default: kernel; eager for a "
-            "torch module.",
-            show_default=False,
-        ),
-    ] = None,
-    framework: Annotated[
-        Framework | None,
-        typer.Option(
-            help="Software that launches the library kernels, if known. Default for a torch module: pytorch.",
-            show_default=False,
-        ),
-    ] = None,
-    implementation: Annotated[
-        Implementation | None,
-        typer.Option(
-            help="One kernel (fused), the kernels of an eager framework (composed), of a compiler, or the fastest of "
-            "many candidates (tuned). Default: composed where PyTorch composes the operator, else fused.",
-            show_default=False,
-        ),
-    ] = None,
-    backend: Annotated[
-        Backend | None,
-        typer.Option(
-            help="A vendor library's kernels, or TVM programs as scheduled. Default: library for operators "
-            "and models, tvm for TIR.",
-            show_default=False,
-        ),
-    ] = None,
-    quantile: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="Levels of the interval; repeatable. Default: 0.1 and 0.9. Levels on one side of the median "
-            "are columns beside the default interval.",
-            show_default=False,
-        ),
-    ] = None,
-    dim: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Size of a dynamic dimension of an ONNX model; repeatable."),
-    ] = None,
-    mode: ModeOption = None,
-    execution: ExecutionOption = None,
-    host: HostOption = None,
-    example: InputOption = None,
-    dtype: DtypeOption = None,
-    autocast: AutocastOption = None,
-    optimizer: OptimizerOption = None,
-    model: ModelOption = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with code 3 when a total leaves something out.", show_default=False)
-    ] = False,
-    out: OutOption = None,
-    url: UrlOption = None,
-    ray: RayOption = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="With several devices: details of each program and device too.")
-    ] = False,
-    json: JsonOption = False,
+    **options: Any,
 ) -> None:
     """Predict the latency of programs on devices.
 
@@ -156,48 +76,25 @@ def predict(
     A torch module is not run: the kernels of PyTorch are listed by shapes. The factory is a function without arguments
     that returns the module, or the module and its example inputs; the current directory is importable.
     """
-    sizes = parse_sizes(dim or [])
-    for_module = ModuleArguments(
-        device or [],
-        protocol,
-        framework,
-        quantile,
-        model,
-        strict,
-        url,
-        json,
-        mode,
-        example,
-        dtype,
-        autocast,
-        optimizer,
-        implementation,
-        execution,
-        host,
-        verbose,
-    )
-    factory = module_of(
-        program, for_module, {"--backend": backend, "--dim": dim, "--out": out, "--ray": ray is not None}
-    )
+    given = PredictOptions(**options)
+    sizes = parse_sizes(given.dim or [])
+    factory = module_of(program, given)
     if factory is not None:
-        _check_devices(device)
-        return predict_module(factory, for_module)
-    protocol = protocol or DEFAULT_PROTOCOL
-    table = table_of(program, {"--out": out, "--url": url, "--ray": ray is not None}, {"--dim": dim, "--json": json})
+        _check_devices(given.device)
+        return predict_module(factory, given)
+    protocol = given.protocol or DEFAULT_PROTOCOL
+    table = table_of(program, given)
     if table is not None:
-        options = TableArguments(
-            device or [], protocol, framework, backend, quantile, model, strict, out, url, ray, implementation
-        )
-        return predict_table(table, options)
-    devices = _check_devices(device)
+        return predict_table(table, given)
+    devices = _check_devices(given.device)
     from cdmpp.predict.predictor import DEFAULT_QUANTILES, LatencyPredictor, check_quantiles
 
-    levels = check_quantiles(quantile or DEFAULT_QUANTILES)
-    predictor = LatencyPredictor.load(model)
-    programs = _programs(program, backend, sizes)
-    results = _predict(predictor, programs, devices, levels, protocol, framework, implementation)
+    levels = check_quantiles(given.quantile or DEFAULT_QUANTILES)
+    predictor = LatencyPredictor.load(given.model)
+    programs = _programs(program, given.backend, sizes)
+    results = _predict(predictor, programs, devices, levels, protocol, given.framework, given.implementation)
     totals = _totals(results, bool(programs.left_out.total()))
-    if json:
+    if given.json:
         print_json(
             {
                 "model_id": predictor.model_id,
@@ -210,14 +107,14 @@ def predict(
             }
         )
     else:
-        _print(results, programs, predictor.model_id, protocol, levels, verbose)
+        _print(results, programs, predictor.model_id, protocol, levels, given.verbose)
     _report_errors(results)
     if not results:
         report("no program to predict", "see the operators listed above; cdmpp support lists all known")
     wrong_device = any(r.prediction.error is not None and "device" in r.prediction.error.code for r in results)
     if wrong_device or not any(r.prediction.error is None for r in results):
         raise typer.Exit(FAILED)
-    if strict and any(total.lower_bound for total in totals.values()):
+    if given.strict and any(total.lower_bound for total in totals.values()):
         report("a total is a lower bound: something is left out of it", "leave --strict out to accept lower bounds")
         raise typer.Exit(INCOMPLETE)
 
@@ -229,7 +126,7 @@ def _check_devices(device: list[str] | None) -> list[str]:
 
 
 @dataclass
-class _Programs:
+class _SourcePrograms:
     """Programs of the arguments, and nodes of models that cannot be predicted.
 
     ``left_out``: what the totals lack, by argument: nodes of a model, tasks of a search.
@@ -249,10 +146,10 @@ class _Source:
     task: str = ""
 
 
-def _programs(sources: Sequence[str], backend: Backend | None, sizes: dict[str, int]) -> _Programs:
+def _programs(sources: Sequence[str], backend: Backend | None, sizes: dict[str, int]) -> _SourcePrograms:
     from cdmpp.programs.frontends.load import load_programs
 
-    programs = _Programs()
+    programs = _SourcePrograms()
     # With several arguments, the sizes apply to the ONNX models among them.
     models = [s for s in sources if s.lower().endswith(".onnx")] or sources
     for source in sources:
@@ -275,7 +172,7 @@ def _programs(sources: Sequence[str], backend: Backend | None, sizes: dict[str, 
 
 def _predict(
     predictor: LatencyPredictor,
-    programs: _Programs,
+    programs: _SourcePrograms,
     devices: Sequence[str],
     levels: tuple[float, ...],
     protocol: Protocol,
@@ -331,7 +228,7 @@ def _totals(results: list[Result], left_out: bool) -> dict[str, PredictionTotal]
     return {device: PredictionTotal.of(counted, left_out=left_out) for device, counted in by_device.items()}
 
 
-def _print_matrix(results: list[Result], devices: int, programs: _Programs) -> None:
+def _print_matrix(results: list[Result], devices: int, programs: _SourcePrograms) -> None:
     """Time of all launches: one row per program, a column per device; then the totals."""
     from cdmpp.predict.prediction import latency_text
 
@@ -353,14 +250,14 @@ def _print_matrix(results: list[Result], devices: int, programs: _Programs) -> N
     print_table(("program", "count", *(r.prediction.device for r in rows[0])), cells, right=range(1, devices + 2))
 
 
-def _left_out(results: list[Result], programs: _Programs) -> int:
+def _left_out(results: list[Result], programs: _SourcePrograms) -> int:
     """Nodes and tasks that the total of results lacks."""
     return sum(programs.left_out[source] for source in {r.source for r in results})
 
 
 def _print(
     results: list[Result],
-    programs: _Programs,
+    programs: _SourcePrograms,
     model_id: str,
     protocol: Protocol,
     levels: tuple[float, ...],

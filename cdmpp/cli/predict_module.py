@@ -5,117 +5,26 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from cdmpp.cli.errors import FAILED, INCOMPLETE, report
 from cdmpp.cli.output import device_of, print_json, print_table
+from cdmpp.cli.predict_options import PredictOptions
 from cdmpp.errors import CdmppError, DataError
-from cdmpp.programs.query_options import Framework, Implementation, Protocol
 
 if TYPE_CHECKING:
     from cdmpp.devices.spec import DeviceSpec
     from cdmpp.predict.interface import Predictor
     from cdmpp.predict.modules.prediction import ModulePrediction
 
-ModeOption = Annotated[
-    Literal["inference", "training", "forward"] | None,
-    typer.Option(
-        help="Forward pass of a torch module in eval(), forward and backward pass in train(), or forward pass as the "
-        "module is. Default: inference.",
-        show_default=False,
-    ),
-]
-ExecutionOption = Annotated[
-    Literal["eager", "compiled", "cuda-graph", "compiled-graph"] | None,
-    typer.Option(
-        help="Who launches a torch module's kernels: PyTorch's calls one by one, torch.compile, a captured graph, or "
-        "both (reduce-overhead). Default: eager, or as torch.compile made the module; with --protocol the kernels are "
-        "summed.",
-        show_default=False,
-    ),
-]
-HostOption = Annotated[
-    str | None,
-    typer.Option(
-        "--host", help="Host profile of a torch module: a name or a .toml file. Default: by device.", show_default=False
-    ),
-]
-InputOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input",
-        metavar="[NAME=]SHAPE[:TYPE]",
-        help="Example input of a torch module, such as 8,3,224,224 or input_ids=1,128:int64; repeatable. Default: "
-        "those that the factory returns.",
-        show_default=False,
-    ),
-]
-DtypeOption = Annotated[
-    Literal["float32", "float16", "bfloat16"] | None,
-    typer.Option("--dtype", help="Cast a torch module and its inputs to this type.", show_default=False),
-]
-AutocastOption = Annotated[
-    Literal["float16", "bfloat16"] | None,
-    typer.Option("--autocast", help="Run products of a torch module in this type.", show_default=False),
-]
-OptimizerOption = Annotated[
-    Literal["sgd", "adam", "adamw"] | None,
-    typer.Option("--optimizer", help="Add the update of the parameters to a training step.", show_default=False),
-]
 
-
-@dataclass(frozen=True)
-class ModuleArguments:
-    """Options of ``cdmpp predict`` that concern torch modules.
-
-    Attributes
-    ----------
-    protocol, framework
-        None stands for the execution, by PyTorch.
-    """
-
-    devices: Sequence[str]
-    protocol: Protocol | None
-    framework: Framework | None
-    levels: Sequence[float] | None
-    model: Path | None
-    strict: bool
-    url: str | None
-    json: bool
-    mode: Literal["inference", "training", "forward"] | None
-    inputs: Sequence[str] | None
-    dtype: str | None
-    autocast: str | None
-    optimizer: str | None
-    implementation: Implementation | None = None
-    execution: Literal["eager", "compiled", "cuda-graph", "compiled-graph"] | None = None
-    host: str | None = None
-    verbose: bool = False
-
-    @property
-    def for_modules(self) -> dict[str, Any]:
-        """Options that only modules have, by name."""
-        names = ("mode", "execution", "host", "dtype", "autocast", "optimizer")
-        return {"--input": self.inputs, **{f"--{name}": getattr(self, name) for name in names}}
-
-
-def module_of(programs: Sequence[str], given: ModuleArguments, for_programs: dict[str, Any]) -> str | None:
+def module_of(programs: Sequence[str], given: PredictOptions) -> str | None:
     """The factory among the arguments of the command; None where there is none.
 
-    Parameters
-    ----------
-    programs : sequence of str
-    for_programs : dict
-        Options that torch modules do not have, by name.
-
-    Raises
-    ------
-    DataError
-        A module with other arguments, or an option of modules without one.
+    Raises DataError: a module with other arguments or options of programs, or an option of modules without one.
     """
     # Imported late: the help of a command loads no operators.
     from cdmpp.programs.frontends.torch_module import is_factory
@@ -125,7 +34,8 @@ def module_of(programs: Sequence[str], given: ModuleArguments, for_programs: dic
         raise DataError(
             f"{modules[0]} is a torch module, which is predicted alone", hint="give one torch module, or other programs"
         )
-    wrong = [name for name, value in (for_programs if modules else given.for_modules).items() if value]
+    of_modules = ("example", "mode", "execution", "host", "dtype", "autocast", "optimizer")
+    wrong = given.flags(*(("backend", "dim", "out", "ray") if modules else of_modules))
     if not wrong:
         return modules[0] if modules else None
     if modules:
@@ -133,14 +43,14 @@ def module_of(programs: Sequence[str], given: ModuleArguments, for_programs: dic
     raise DataError(f"{wrong[0]} is for torch modules only", hint="name a factory: package.module:factory")
 
 
-def predict_module(source: str, given: ModuleArguments) -> None:
+def predict_module(source: str, given: PredictOptions) -> None:
     """Predict the module that a factory makes on every device."""
     from cdmpp.predict.prediction import DEFAULT_QUANTILES, check_quantiles
     from cdmpp.programs.frontends.torch_module import load_factory, parse_inputs
 
-    levels = check_quantiles(given.levels or DEFAULT_QUANTILES)
+    levels = check_quantiles(given.quantile or DEFAULT_QUANTILES)
     module, inputs = load_factory(source)
-    inputs = parse_inputs(list(given.inputs)) if given.inputs else inputs
+    inputs = parse_inputs(given.example) if given.example else inputs
     if inputs is None and not hasattr(module, "example_inputs"):
         raise DataError(
             f"{source} needs example inputs",
@@ -151,13 +61,13 @@ def predict_module(source: str, given: ModuleArguments) -> None:
         from cdmpp.client import PredictorClient
 
         with PredictorClient(given.url, api_key=os.environ.get("CDMPP_API_KEY"), timeout_s=600) as client:
-            answers = _predict(client, module, inputs, given, levels, list(dict.fromkeys(given.devices)))
+            answers = _predict(client, module, inputs, given, levels, list(dict.fromkeys(given.device or ())))
     else:
         from cdmpp.predict.predictor import LatencyPredictor
 
         predictor = LatencyPredictor.load(given.model)
         devices: list[DeviceSpec | str] = []
-        for name in dict.fromkeys(given.devices):
+        for name in dict.fromkeys(given.device or ()):
             try:
                 devices.append(device_of(predictor.artifact, name))
             except CdmppError as error:
@@ -180,7 +90,7 @@ def _predict(
     predictor: Predictor,
     module: Any,
     inputs: Any,
-    given: ModuleArguments,
+    given: PredictOptions,
     levels: Sequence[float],
     devices: Sequence[DeviceSpec | str],
 ) -> list[ModulePrediction]:

@@ -22,22 +22,14 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class Result:
-    """A prediction of a program of the command line.
+    """A prediction of a program of the command line."""
 
-    Attributes
-    ----------
-    source : str
-        The argument that the program comes from.
-    prediction : Prediction
-    count : int
-        How often the program runs; of a schedule: how many records of the search have it.
-    task : str
-        Task of a search; empty for a program that runs.
-    """
-
+    #: The argument that the program comes from.
     source: str
     prediction: Prediction
+    #: How often the program runs; of a schedule: how many records of the search have it.
     count: int
+    #: Task of a search; empty for a program that runs.
     task: str = ""
 
     @property
@@ -73,14 +65,8 @@ def _latency_s(result: Result) -> float:
 def print_search(source: str, device: str, results: Sequence[Result], total: PredictionTotal, left_out: int) -> None:
     """Print the fastest schedules of each task, then the sum of the fastest ones.
 
-    Parameters
-    ----------
-    results : sequence of Result
-        Schedules of one source on one device.
-    total : PredictionTotal
-        Sum of :func:`executed`.
-    left_out : int
-        Tasks without a schedule.
+    ``results``: schedules of one source on one device. ``total``: sum of :func:`executed`. ``left_out``: tasks without
+    a schedule.
     """
     from cdmpp.predict.prediction_total import total_line
 

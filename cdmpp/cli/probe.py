@@ -18,14 +18,11 @@ if TYPE_CHECKING:
 
 
 def probe(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write.", show_default=False)],
-    device: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="The device, if it is not detected.", show_default=False)
-    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write.")],
+    device: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="The device, if it is not detected.")] = None,
     on: Annotated[
         str | None,
         typer.Option(
-            "--on",
             metavar="cpu|cuda[:N]",
             help="Where PyTorch runs the programs.",
             show_default="by the device's kind, else cpu",

@@ -24,12 +24,8 @@ class Show(Protocol):
 def progress_display(*, lines: bool = False, transient: bool = True) -> Iterator[Show]:
     """Yield a function that shows progress.
 
-    Parameters
-    ----------
-    lines : bool
-        Where stderr is not a terminal: whether to write lines of text, or nothing.
-    transient : bool
-        Whether bars disappear at the end.
+    ``lines``: where stderr is not a terminal: whether to write lines of text, or nothing. ``transient``: whether bars
+    disappear at the end.
     """
     if not on_terminal():
         yield ProgressLines(sys.stderr) if lines else lambda name, done, total, note="": None
@@ -61,13 +57,7 @@ def progress_display(*, lines: bool = False, transient: bool = True) -> Iterator
 class ProgressLines:
     """Progress as lines of text: at the beginning of a piece of work, one per interval, and at its end.
 
-    Parameters
-    ----------
-    stream : text stream
-    every_s : float
-        Shortest time between two lines, in seconds.
-    clock : callable
-        Returns seconds.
+    ``every_s``: shortest time between two lines, in seconds. ``clock``: returns seconds.
     """
 
     def __init__(self, stream: TextIO, every_s: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:

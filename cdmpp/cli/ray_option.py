@@ -17,7 +17,6 @@ RayOption = Annotated[
         "--ray",
         metavar="[ADDRESS]",
         help="Work on all cores with Ray: of this machine, or of the cluster at HOST:PORT or auto (extra `ray`).",
-        show_default=False,
     ),
 ]
 

@@ -16,10 +16,7 @@ from cdmpp.utils.files import MAX_REQUEST_BYTES, parse_json, read_at_most, read_
 def read_text(path: Path) -> str:
     """The text of a file, or of standard input for ``-``.
 
-    Raises
-    ------
-    DataError
-        The file cannot be read, is no text, or is too large.
+    Raises DataError: the file cannot be read, is no text, or is too large.
     """
     try:
         if str(path) != "-":
@@ -38,10 +35,7 @@ def read_text(path: Path) -> str:
 def read_json(path: Path) -> Any:
     """The JSON value of a file, or of standard input for ``-``.
 
-    Raises
-    ------
-    DataError
-        The file cannot be read, or is not JSON.
+    Raises DataError: the file cannot be read, or is not JSON.
     """
     text = read_text(path)
     try:

@@ -23,12 +23,8 @@ def solve_remotely(
 ) -> dict[str, Any]:
     """Make a plan by a job of a service. Ctrl-C cancels the job and returns its best plan so far.
 
-    Raises
-    ------
-    CdmppError
-        The service refuses the request, or the job fails.
-    typer.Abort
-        The job was cancelled before it had a plan.
+    Raises CdmppError: the service refuses the request, or the job fails; typer.Abort: the job was cancelled before it
+    had a plan.
     """
     from cdmpp.client import PredictorClient
     from cdmpp.client.operations import FINAL, answer_of

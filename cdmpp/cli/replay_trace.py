@@ -4,42 +4,92 @@ from __future__ import annotations
 
 import json as json_text
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from cdmpp.cli.output import print_json
+from cdmpp.cli.output import DimOption, JsonOption, ModelOption, print_json
+from cdmpp.cli.plan_files import FigureOption, UrlOption
+from cdmpp.programs.query_options import Framework, Protocol
 
-FromOption = Annotated[
-    str | None,
-    typer.Option("--from", help="For a trace: the device that it was recorded on, where the trace does not name it."),
-]
-RanksOption = Annotated[
-    int | None, typer.Option("--ranks", min=2, help="For a trace: what if its collectives had this many ranks.")
-]
-LinkOption = Annotated[
-    str | None, typer.Option("--link", help="For a trace: what if its collectives used this link (nvlink4, 64GB/s).")
-]
-SpeedUpOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--speed-up", metavar="REGEX=X", help="For a trace: what if these kernels were X times faster; repeatable."
-    ),
-]
-RemoveOption = Annotated[
-    list[str] | None,
-    typer.Option("--remove", metavar="REGEX", help="For a trace: what if these operators were not there; repeatable."),
-]
-IterationOption = Annotated[
-    int | None, typer.Option("--iteration", help="For a trace: replay ProfilerStep#N alone. Default: all iterations.")
-]
-MarkOption = Annotated[
-    str | None,
-    typer.Option(
-        "--mark", metavar="REGEX", help="For a trace: annotations that mark iterations. Default: ProfilerStep#N."
-    ),
-]
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """Options of ``cdmpp replay``."""
+
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            "-d",
+            help="For a model: a known device (cdmpp devices), a .json/.toml specification, or native. For a trace: "
+            "what if its kernels ran there.",
+        ),
+    ] = None
+    gap_us: Annotated[
+        float | None, typer.Option(min=0, help="For a model: idle µs between two kernels (launches). Default: 0.")
+    ] = None
+    launch_us: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="For a model: µs of the host for each launch; the host runs ahead of the device. Default: 0."
+        ),
+    ] = None
+    protocol: Annotated[Protocol | None, typer.Option(help="Predicted latency; overrides that of the graph.")] = None
+    framework: Annotated[
+        Framework | None, typer.Option(help="Framework that launches library kernels; overrides that of the graph.")
+    ] = None
+    dim: DimOption = None
+    save_graph: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the request: .json or .parquet.")] = (
+        None
+    )
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODES:CHANGE",
+            help="class=comm:ratio=0.5, node=b1:delay_s=-1e-6; select by node, device, stream, class; repeatable.",
+        ),
+    ] = None
+    samples: Annotated[
+        int | None, typer.Option(min=0, help="Samples of the interval; default: 256, fewer for large graphs.")
+    ] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the samples.")] = None
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a trace for chrome://tracing and Perfetto.")
+    ] = None
+    figure: FigureOption = None
+    from_device: Annotated[
+        str | None,
+        typer.Option(
+            "--from", help="For a trace: the device that it was recorded on, where the trace does not name it."
+        ),
+    ] = None
+    ranks: Annotated[
+        int | None, typer.Option(min=2, help="For a trace: what if its collectives had this many ranks.")
+    ] = None
+    link: Annotated[
+        str | None, typer.Option(help="For a trace: what if its collectives used this link (nvlink4, 64GB/s).")
+    ] = None
+    speed_up: Annotated[
+        list[str] | None,
+        typer.Option(metavar="REGEX=X", help="For a trace: what if these kernels were X times faster; repeatable."),
+    ] = None
+    remove: Annotated[
+        list[str] | None,
+        typer.Option(metavar="REGEX", help="For a trace: what if these operators were not there; repeatable."),
+    ] = None
+    iteration: Annotated[
+        int | None, typer.Option(help="For a trace: replay ProfilerStep#N alone. Default: all iterations.")
+    ] = None
+    mark: Annotated[
+        str | None,
+        typer.Option(metavar="REGEX", help="For a trace: annotations that mark iterations. Default: ProfilerStep#N."),
+    ] = None
+    model: ModelOption = None
+    url: UrlOption = None
+    json: JsonOption = False
 
 
 def are_traces(files: Sequence[str]) -> bool:
@@ -49,50 +99,27 @@ def are_traces(files: Sequence[str]) -> bool:
     return is_trace(files[0]) or any(file.lower().endswith((".nsys-rep", ".qdrep")) for file in files)
 
 
-def replay_traces(
-    files: Sequence[str],
-    *,
-    iteration: int | None,
-    mark: str | None,
-    device: str | None,
-    from_device: str | None,
-    ranks: int | None,
-    link: str | None,
-    speed_up: Sequence[str],
-    remove: Sequence[str],
-    save_graph: Path | None,
-    model: Path | None,
-    url: str | None,
-    json: bool,
-) -> None:
+def replay_traces(files: Sequence[str], given: ReplayOptions) -> None:
     """Replay traces and print the answer; write the graph where one is wanted."""
     from cdmpp.predict.rendering import render
     from cdmpp.simulate.traces import replay_trace
 
-    factors = [_factor(text) for text in speed_up]
-    wanted: dict[str, Any] = {
-        "iteration": iteration,
-        "mark": mark,
-        "device": _device(device),
-        "from_device": _device(from_device),
-        "ranks": ranks,
-        "link": link,
-        "speed_up": factors,
-        "remove": list(remove),
-    }
-    if url is not None:
+    wanted: dict[str, Any] = {name: getattr(given, name) for name in ("iteration", "mark", "ranks", "link")}
+    wanted |= {name: _device(getattr(given, name)) for name in ("device", "from_device")}
+    wanted |= {"speed_up": [_factor(text) for text in given.speed_up or ()], "remove": list(given.remove or ())}
+    if given.url is not None:
         from cdmpp.client import PredictorClient
 
-        with PredictorClient(url) as client:
+        with PredictorClient(given.url) as client:
             answer = replay_trace(*files, predictor=client, **wanted)
     else:
         from cdmpp.predict.predictor import LatencyPredictor
 
-        needed = device is not None or ranks is not None or link is not None
-        answer = replay_trace(*files, predictor=LatencyPredictor.load(model) if needed else None, **wanted)
-    if save_graph is not None:
-        save(save_graph, answer.to_request())
-    if json:
+        needed = any(wanted[name] is not None for name in ("device", "ranks", "link"))
+        answer = replay_trace(*files, predictor=LatencyPredictor.load(given.model) if needed else None, **wanted)
+    if given.save_graph is not None:
+        save(given.save_graph, answer.to_request())
+    if given.json:
         print_json(answer.to_dict())
     else:
         print(render(answer.tables()))
@@ -101,10 +128,7 @@ def replay_traces(
 def save(path: Path, request: dict[str, Any]) -> None:
     """Write a replay request as JSON or Parquet.
 
-    Raises
-    ------
-    DataError
-        The file cannot be written.
+    Raises DataError: the file cannot be written.
     """
     if path.suffix.lower() != ".parquet":
         write(path, request)
@@ -119,10 +143,7 @@ def save(path: Path, request: dict[str, Any]) -> None:
 def write(path: Path, value: Any) -> None:
     """Write JSON; a previous file is kept until the new one is whole.
 
-    Raises
-    ------
-    DataError
-        The file cannot be written.
+    Raises DataError: the file cannot be written.
     """
     from cdmpp.utils.writing import replacing
 

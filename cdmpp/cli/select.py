@@ -23,10 +23,10 @@ _NETWORKS, _SCHEDULES = "networks", 4
 
 
 def select(
-    device: Annotated[str, typer.Option(metavar="NAME|FILE", help="Device that will be measured.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder.", show_default=False)],
+    device: Annotated[str, typer.Option(metavar="NAME|FILE", help="Device that will be measured.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="New folder.")],
     model: ModelOption = None,
-    k: Annotated[int, typer.Option("--k", min=1, help="How many programs.")] = 40,
+    k: Annotated[int, typer.Option(min=1, help="How many programs.")] = 40,
     sampler: Annotated[
         Literal["kmeans", "random", "variance"] | None,
         typer.Option(help="How they are chosen.", show_default="kmeans; TVM programs on a GPU: variance"),
@@ -39,13 +39,11 @@ def select(
             help="Programs to choose from: records, a public table, a text file of operators; by default "
             "those that the model carries. With --backend tvm: a folder of TVM JSON or TVMScript, records, a tuning "
             "log, or networks: the default and four schedules of each task of the zoo (default).",
-            show_default=False,
         ),
     ] = None,
     network: Annotated[
         list[str] | None,
         typer.Option(
-            "--network",
             metavar="NAME[:K=V,...]",
             help="Of --pool networks: this network only; repeatable.",
             show_default="all but the model's test networks",

@@ -12,22 +12,15 @@ from cdmpp.cli.output import ModelOption
 
 
 def serve(
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.", show_default=False)
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Port. Default: 8000; 0: any.", show_default=False)
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, max=256, help="Processes that answer. Default: 1.", show_default=False)
-    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port. Default: 8000; 0: any.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, max=256, help="Processes that answer. Default: 1.")] = None,
     model: ModelOption = None,
     database: Annotated[
         str | None,
         typer.Option(
             help="SQLite file or postgresql+psycopg://... of observations, programs and jobs. Default: a file for each "
-            "model folder, in the user's state folder.",
-            show_default=False,
+            "model folder, in the user's state folder."
         ),
     ] = None,
 ) -> None:

@@ -26,12 +26,7 @@ class SafeStream(io.TextIOWrapper):
     """A standard stream that escapes control characters, and what its encoding lacks.
 
     A failed write raises DataError; later writes are discarded, so that the error is reported once. A closed pipe
-    remains BrokenPipeError.
-
-    Attributes
-    ----------
-    unfiltered : TextIOWrapper
-        The same stream with control characters, for progress bars.
+    remains BrokenPipeError. ``unfiltered`` is the same stream with control characters, for progress bars.
     """
 
     def __init__(self, stream: io.TextIOWrapper) -> None:

@@ -125,8 +125,8 @@ def _print_rows(header: Sequence[str], rows: Sequence[Sequence[str]], right: Ite
         print_table(header, rows, right=right)
 
 
-def _print_all(found: dict[str, Any]) -> None:
-    matrix = found["matrix"]
+def _print_all(support: dict[str, Any]) -> None:
+    matrix = support["matrix"]
     covered = []
     for row in matrix["rows"]:
         inside = [device for device, domain in row["domain"].items() if domain == "in"]
@@ -140,13 +140,13 @@ def _print_all(found: dict[str, Any]) -> None:
     print("`--operator NAME` and `--device NAME` show each device and each type.")
     _print_note(matrix)
     names = {row[0] for row in covered}
-    untrained = [name for name in found["operators"] if name not in names]
+    untrained = [name for name in support["operators"] if name not in names]
     print(f"no training rows: {', '.join(untrained)}")
-    print_table(("operator", "fields"), [(name, _fields(about)) for name, about in found["operators"].items()])
-    print(f"trained on: {', '.join(found['trained_devices'])} (any other device by its specification)")
+    print_table(("operator", "fields"), [(name, _fields(about)) for name, about in support["operators"].items()])
+    print(f"trained on: {', '.join(support['trained_devices'])} (any other device by its specification)")
     for name in ("backends", "protocols", "frameworks", "implementations"):
-        print(f"{name}: {', '.join(found[name])}")
-    accuracy = found["accuracy"].get("by_source", {})
+        print(f"{name}: {', '.join(support[name])}")
+    accuracy = support["accuracy"].get("by_source", {})
     if accuracy:
         print_table(
             ("error on unseen shapes", "n", "MAPE", "median"),

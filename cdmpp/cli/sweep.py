@@ -17,13 +17,10 @@ from cdmpp.cli.ray_option import RayOption
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="The sweep (docs/tables.md).", show_default=False)],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="All points: .csv, .parquet or .json.", show_default=False),
-    ] = None,
+    file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="The sweep (docs/tables.md).")],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="All points: .csv, .parquet or .json.")] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="PNG", help="Draw the points and the Pareto front (extra `plan`).")
+        Path | None, typer.Option(metavar="PNG", help="Draw the points and the Pareto front (extra `plan`).")
     ] = None,
     ray: RayOption = None,
     model: ModelOption = None,
@@ -47,10 +44,10 @@ def sweep(
     devices = {name: device_of(predictor.artifact, name) for name in request.devices}
     points = list(sweep_points(request, devices))
 
-    def finish(found: Iterable[SweepResult]) -> list[SweepResult]:
+    def finish(evaluated: Iterable[SweepResult]) -> list[SweepResult]:
         results = []
         with progress_bar(file.name, "points") as advance:
-            for result in found:
+            for result in evaluated:
                 results.append(result)
                 advance(len(results) / len(points), 1)
         return with_front(results, request.objectives)

@@ -27,54 +27,33 @@ Progress = Callable[[int, int, dict[str, float]], None]
 
 
 def train(
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", metavar="TOML", help="Configuration, as configs/base.toml.", show_default=False),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Model folder to write.", show_default=False)
-    ] = None,
+    config: Annotated[Path | None, typer.Option(metavar="TOML", help="Configuration, as configs/base.toml.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Model folder to write.")] = None,
     public_data: Annotated[
-        Path | None,
-        typer.Option(
-            "--public-data",
-            metavar="DIR",
-            help="Folder of the public tables; else CDMPP_PUBLIC_DATA.",
-            show_default=False,
-        ),
+        Path | None, typer.Option(metavar="DIR", help="Folder of the public tables; else CDMPP_PUBLIC_DATA.")
     ] = None,
-    records: Annotated[
-        list[Path] | None, typer.Option("--records", metavar="FILE|DIR", help="More tables; repeatable.")
-    ] = None,
+    records: Annotated[list[Path] | None, typer.Option(metavar="FILE|DIR", help="More tables; repeatable.")] = None,
     run: Annotated[
         Path | None,
         typer.Option(
-            "--run",
             metavar="DIR",
             help="Folder of the checkpoint; an earlier run on the same data is resumed. Default: runs/NAME.",
-            show_default=False,
         ),
     ] = None,
     on: Annotated[
-        Literal["cpu", "cuda"] | None,
-        typer.Option("--on", help="Device that trains. Default: cuda where torch has it.", show_default=False),
+        Literal["cpu", "cuda"] | None, typer.Option(help="Device that trains. Default: cuda where torch has it.")
     ] = None,
     prepare: Annotated[
         Path | None,
         typer.Option(
-            "--prepare",
-            metavar="DIR",
-            help="Train nothing; write what `python -m cdmpp.train.loop DIR` needs on another machine.",
-            show_default=False,
+            metavar="DIR", help="Train nothing; write what `python -m cdmpp.train.loop DIR` needs on another machine."
         ),
     ] = None,
     finish: Annotated[
         Path | None,
         typer.Option(
-            "--finish",
             metavar="DIR",
             help="Train nothing; make the model of a prepared folder that was trained. Default of --out: DIR/model.",
-            show_default=False,
         ),
     ] = None,
     json: JsonOption = False,

@@ -24,14 +24,11 @@ def training_step(
     config: Annotated[
         Path,
         typer.Argument(
-            metavar="CONFIG.json",
-            help="config.json of a language model on Hugging Face; examples/llm has eight.",
-            show_default=False,
+            metavar="CONFIG.json", help="config.json of a language model on Hugging Face; examples/llm has eight."
         ),
     ],
     device: Annotated[
-        list[str],
-        typer.Option("--device", "-d", help="A known device, or a .json/.toml specification.", show_default=False),
+        list[str], typer.Option("--device", "-d", help="A known device, or a .json/.toml specification.")
     ],
     network: NetworkOption = None,
     engine: Annotated[
@@ -46,17 +43,14 @@ def training_step(
             metavar="FILE",
             help="Measured steps (CSV or JSON) that calibrate the engine first: columns as these options, which count "
             "where a row has none, and step_s or tokens_per_s_per_gpu.",
-            show_default=False,
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="Write the calibrated profile.", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write the calibrated profile.")] = None,
     search: Annotated[bool, typer.Option("--search", help="Rank layouts that fit; given options are kept.")] = False,
     most: Annotated[int, typer.Option(min=1, max=100, help="Layouts of --search.")] = 10,
     export: Annotated[
         Literal["megatron", "torchtitan"] | None,
-        typer.Option(help="Print the layout, or the best one, for this framework.", show_default=False),
+        typer.Option(help="Print the layout, or the best one, for this framework."),
     ] = None,
     model: ModelOption = None,
     json: JsonOption = False,

@@ -7,8 +7,7 @@ import inspect
 from asyncio import sleep as sleep_async
 from collections.abc import Callable, Coroutine, Sequence
 from time import sleep
-from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 
 from cdmpp.client.operations import Operations
 from cdmpp.client.transport import Attempts, HttpAnswer, HttpCall, Steps, httpx2, options
@@ -61,7 +60,27 @@ def _document(method: Callable[..., Any], operation: Callable[..., Any], owner: 
     method.__signature__ = signature.replace(return_annotation=result)  # type: ignore[attr-defined]
 
 
-class PredictorClient(ModulePredictor):
+class _Connected:
+    """Settings of both clients, and their connections."""
+
+    _library: ClassVar[Callable[..., Any]]
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 60.0,
+        retries: int = 4,
+        model: str | None = None,
+        transport: Any = None,
+    ) -> None:
+        self._url, self._timeout_s, self._retries = url, timeout_s, retries
+        self._http = self._library(**options(url, api_key, transport))
+        self._operations = Operations(model, timeout_s)
+
+
+class PredictorClient(_Connected, ModulePredictor):
     """Client of a cdmpp service; implements :class:`cdmpp.predict.interface.Predictor`.
 
     Predictions equal those of the service's model to the last digit. Connections are reused. Temporary refusals
@@ -72,7 +91,6 @@ class PredictorClient(ModulePredictor):
     ----------
     url : str
         For example ``http://127.0.0.1:8000``.
-    api_key : str, optional
     timeout_s : float
         Time limit of an operation with all its attempts and requests.
     retries : int
@@ -99,26 +117,12 @@ class PredictorClient(ModulePredictor):
     ...     client.predict(["linear:m=512,n=4096,k=1024,dtype=float16"], "t4")
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        api_key: str | None = None,
-        timeout_s: float = 60.0,
-        retries: int = 4,
-        model: str | None = None,
-        transport: Any = None,
-    ) -> None:
-        self._url, self._timeout_s, self._retries = url, timeout_s, retries
-        self._http = httpx2.Client(**options(url, api_key, transport))
-        self._operations = Operations(model, timeout_s)
+    _library = httpx2.Client
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -184,33 +188,19 @@ class PredictorClient(ModulePredictor):
             return error
 
 
-class AsyncPredictorClient:
+class AsyncPredictorClient(_Connected):
     """:class:`cdmpp.client.PredictorClient` for asyncio, with the same methods as coroutines.
 
     Parameters and errors are the same; ``transport`` is an ``httpx2.AsyncBaseTransport``. A client belongs to
     one event loop; its operations may run side by side.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        api_key: str | None = None,
-        timeout_s: float = 60.0,
-        retries: int = 4,
-        model: str | None = None,
-        transport: Any = None,
-    ) -> None:
-        self._url, self._timeout_s, self._retries = url, timeout_s, retries
-        self._http = httpx2.AsyncClient(**options(url, api_key, transport))
-        self._operations = Operations(model, timeout_s)
+    _library = httpx2.AsyncClient
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def close(self) -> None:

@@ -24,24 +24,16 @@ from cdmpp.utils.files import MAX_REQUEST_BYTES, read_bytes
 
 @dataclass(frozen=True)
 class ServedPrediction(Prediction):
-    """A prediction by a service.
+    """A prediction by a service."""
 
-    Attributes
-    ----------
-    prediction_id : str or None
-        For ``observe``: names this answer when its program has been measured.
-    """
-
+    #: For ``observe``: names this answer when its program has been measured.
     prediction_id: str | None = None
 
 
 def content(answer: HttpAnswer) -> Any:
     """The JSON of a response; raises the error of a refusal.
 
-    Raises
-    ------
-    CdmppError
-        The class whose code the service gives; ServiceError for anything else.
+    Raises CdmppError: the class whose code the service gives; ServiceError for anything else.
     """
     check(answer)
     try:
@@ -113,10 +105,7 @@ def problem_of(answer: HttpAnswer) -> dict[str, Any]:
 def listed(value: Any, name: str, length: int | None = None) -> Sequence[Any]:
     """A list in a response.
 
-    Raises
-    ------
-    ServiceError
-        It is not there, or of another length than was asked.
+    Raises ServiceError: it is not there, or of another length than was asked.
     """
     items = value.get(name) if isinstance(value, dict) else None
     if not isinstance(items, list) or (length is not None and len(items) != length):
@@ -128,15 +117,9 @@ def listed(value: Any, name: str, length: int | None = None) -> Sequence[Any]:
 
 @dataclass(frozen=True)
 class ProgramReceipt:
-    """A registered program, or the error that prevented it.
+    """A registered program, or the error that prevented it."""
 
-    Attributes
-    ----------
-    hash, name : str or None
-        Ask with ``{"hash": hash}``.
-    error : ErrorInfo or None
-    """
-
+    #: Ask with ``{"hash": hash}``.
     hash: str | None = None
     name: str | None = None
     error: ErrorInfo | None = None
@@ -161,22 +144,14 @@ Observation = tuple[Prediction | str, float] | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class QueryItem:
-    """One item of ``POST /predict``.
+    """One item of ``POST /predict``."""
 
-    Attributes
-    ----------
-    text : str
-        JSON of the item.
-    name : str or None
-        Name of the program, where the client knows it.
-    program : TensorProgram or None
-    device, backend, protocol, framework
-        Options of the query, for a prediction with an error.
-    """
-
+    #: JSON of the item.
     text: str
+    #: Name of the program, where the client knows it.
     name: str | None
     program: TensorProgram | None
+    #: Options of the query, for a prediction with an error.
     device: str
     backend: str
     protocol: str
@@ -263,10 +238,7 @@ class Texts:
 def read_program(program: ProgramLike) -> TensorProgram | dict[str, Any]:
     """A program, or an object that only the service can resolve (TVMScript, a hash).
 
-    Raises
-    ------
-    InvalidProgramError, UnsupportedOperatorError
-        The program is invalid; operators are checked here.
+    Raises InvalidProgramError, UnsupportedOperatorError: the program is invalid; operators are checked here.
     """
     if isinstance(program, Mapping) and set(program) in ({"tvmscript"}, {"hash"}):
         return dict(program)
@@ -276,10 +248,7 @@ def read_program(program: ProgramLike) -> TensorProgram | dict[str, Any]:
 def program_fields(program: TensorProgram | EncodedProgram | dict[str, Any]) -> dict[str, Any]:
     """JSON value of a program.
 
-    Raises
-    ------
-    InvalidProgramError
-        The program has no JSON form.
+    Raises InvalidProgramError: the program has no JSON form.
     """
     if isinstance(program, dict):
         return program
@@ -299,10 +268,7 @@ def program_fields(program: TensorProgram | EncodedProgram | dict[str, Any]) -> 
 def device_fields(device: DeviceSpec | Mapping[str, Any] | str) -> Any:
     """JSON value of a device.
 
-    Raises
-    ------
-    InvalidDeviceError
-        The value is not a device.
+    Raises InvalidDeviceError: the value is not a device.
     """
     if isinstance(device, DeviceSpec):
         return device.model_dump(mode="json", exclude_none=True)
@@ -316,10 +282,7 @@ def device_fields(device: DeviceSpec | Mapping[str, Any] | str) -> Any:
 def to_json(value: Any) -> str:
     """JSON without spaces.
 
-    Raises
-    ------
-    InvalidProgramError
-        A value has no JSON form (NaN, an object).
+    Raises InvalidProgramError: a value has no JSON form (NaN, an object).
     """
     try:
         return _encode(value)

@@ -34,32 +34,21 @@ _TIMED_OUT = (httpx2.ReadTimeout, httpx2.WriteTimeout, TimeoutError)
 
 @dataclass(frozen=True)
 class HttpCall:
-    """One request.
-
-    Attributes
-    ----------
-    body : bytes or None
-    media : str
-        Media type of the body.
-    params : sequence of (str, str)
-    once : bool
-        Not idempotent: sent again only if the first attempt certainly had no effect.
-    headers : sequence of (str, str)
-        Further headers.
-    after_s : float
-        Seconds to wait before sending.
-    limit_s : float, optional
-        Time limit of the whole operation, if this is its first call; default: the client's.
-    """
+    """One request."""
 
     method: str
     path: str
     body: bytes | None = None
+    #: Media type of the body.
     media: str = JSON
     params: Sequence[tuple[str, str]] = ()
+    #: Not idempotent: sent again only if the first attempt certainly had no effect.
     once: bool = False
+    #: Further headers.
     headers: Sequence[tuple[str, str]] = ()
+    #: Seconds to wait before sending.
     after_s: float = 0.0
+    #: Time limit of the whole operation, if this is its first call; default: the client's.
     limit_s: float | None = None
 
 
@@ -78,16 +67,9 @@ Steps = Generator[HttpCall, HttpAnswer, T]
 
 
 class Attempts:
-    """Retry policy of one operation.
+    """Retry policy of one operation of the service at ``url``.
 
-    Parameters
-    ----------
-    url : str
-        URL for messages.
-    timeout_s : float
-        Time limit of all attempts of one operation together.
-    retries : int
-        Further attempts after the first, for each call.
+    ``timeout_s``: time limit of all attempts together. ``retries``: further attempts after the first, for each call.
     """
 
     def __init__(self, url: str, timeout_s: float, retries: int) -> None:
@@ -129,10 +111,7 @@ class Attempts:
     def left_s(self) -> float:
         """Remaining seconds.
 
-        Raises
-        ------
-        DeadlineExceededError
-            No time is left.
+        Raises DeadlineExceededError: no time is left.
         """
         left = self._ends - time.monotonic()
         if left <= 0:
@@ -166,10 +145,7 @@ class Attempts:
     def _after_error(self, error: Exception, call: HttpCall) -> float:
         """Seconds to wait before another attempt.
 
-        Raises
-        ------
-        DeadlineExceededError, ServiceError
-            There is no further attempt.
+        Raises DeadlineExceededError, ServiceError: there is no further attempt.
         """
         if isinstance(error, _TIMED_OUT):
             raise self._too_late() from None
@@ -208,10 +184,7 @@ def _reason(error: Exception) -> str:
 def options(url: str, api_key: str | None, transport: Any) -> dict[str, Any]:
     """Arguments of httpx2's clients.
 
-    Raises
-    ------
-    ServiceError
-        ``url`` is not an HTTP URL.
+    Raises ServiceError: ``url`` is not an HTTP URL.
     """
     headers = {"accept": "*/*", "user-agent": "cdmpp-client"}
     if api_key is not None:

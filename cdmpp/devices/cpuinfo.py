@@ -25,33 +25,21 @@ _VENDORS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD", "0x41": "ARM", "0x61
 
 @dataclass(frozen=True)
 class CpuInfo:
-    """One kind of core as the operating system describes it.
+    """One kind of core as the operating system describes it."""
 
-    Attributes
-    ----------
-    vendor : str
-        "Intel", "AMD", "ARM", "Apple", or as reported.
-    model_name : str
-        As reported, "" if it is not.
-    family, model, stepping : int or None
-        x86 numbers; for ARM ``model`` is the part number.
-    flags : frozenset of str
-        Instruction set extensions by their Linux names.
-    clock_hz : float or None
-    clock_source : str
-    cache_bytes : float or None
-        Last cache level of the cores in query, all its instances.
-    cache_source : str
-    """
-
+    #: "Intel", "AMD", "ARM", "Apple", or as reported.
     vendor: str
+    #: As reported, "" if it is not.
     model_name: str
+    #: x86 numbers; for ARM ``model`` is the part number.
     family: int | None
     model: int | None
     stepping: int | None
+    #: Instruction set extensions by their Linux names.
     flags: frozenset[str]
     clock_hz: float | None = None
     clock_source: str = ""
+    #: Last cache level of the cores in query, all its instances.
     cache_bytes: float | None = None
     cache_source: str = ""
 
@@ -59,10 +47,7 @@ class CpuInfo:
 def read_linux(cores: Sequence[int], root: Path = Path("/")) -> CpuInfo:
     """Read ``/proc/cpuinfo`` and sysfs for the cores in query.
 
-    Raises
-    ------
-    InvalidDeviceError
-        There is no such file, or the cores are of different kinds.
+    Raises InvalidDeviceError: there is no such file, or the cores are of different kinds.
     """
     try:
         text = (root / "proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
@@ -212,21 +197,14 @@ NEEDED_FLAGS: Final = {
 
 @dataclass(frozen=True)
 class Core:
-    """A microarchitecture.
+    """A microarchitecture."""
 
-    Attributes
-    ----------
-    slug, name : str
-        For identifiers, for people.
-    lanes : dict of str to int
-        Where they differ from :data:`USUAL_LANES`.
-    amx : bool
-        Whether it has AMX: what a hypervisor reports as the CPU's number need not be true.
-    """
-
+    #: For identifiers, for people.
     slug: str
     name: str
+    #: Where they differ from :data:`USUAL_LANES`.
     lanes: dict[str, int] = field(default_factory=dict)
+    #: Whether it has AMX: what a hypervisor reports as the CPU's number need not be true.
     amx: bool = False
 
     def fits(self, flags: frozenset[str]) -> bool:

@@ -82,10 +82,7 @@ def _scaled(value: float, figure: _Figure) -> float:
 def encode_device(spec: DeviceSpec) -> NDArray[np.float32]:
     """Encode a device as numbers by fixed physical ranges.
 
-    Returns
-    -------
-    ndarray of float32, shape (len(DEVICE_FEATURES),)
-        Finite, in [-0.25, 1.25]; the columns are named by :data:`DEVICE_FEATURES`.
+    Returns the columns :data:`DEVICE_FEATURES` as float32, finite and in [-0.25, 1.25].
     """
     optional = [(figure, figure.read(spec)) for figure in _OPTIONAL]
     vendor = spec.vendor.casefold()

@@ -185,12 +185,8 @@ def measure_copy(cores: Sequence[int], total_bytes: int) -> float:
     does makes a pass slower, never faster. A pass lasts from its first thread's start to its last one's end, by their
     own clocks: the calling thread may get no core meanwhile. numpy gives up the interpreter's lock while it copies.
 
-    Parameters
-    ----------
-    cores : sequence of int
-        One thread is pinned to each (on Linux; elsewhere the number counts alone).
-    total_bytes : int
-        Size of all arrays together.
+    ``cores``: one thread is pinned to each (on Linux; elsewhere the number counts alone). ``total_bytes``: size of all
+    arrays together.
     """
     count = max(total_bytes // (2 * len(cores) * 8), 1)
     barrier = threading.Barrier(len(cores) + 1)
@@ -248,10 +244,7 @@ def native_device(text: str, known: Callable[[str], DeviceSpec] = lookup) -> Dev
 
     ``known`` finds devices by name. A CPU that it does not know is inspected, and its bandwidth measured.
 
-    Raises
-    ------
-    InvalidDeviceError
-        This process may not use as many cores; also as :func:`this_cpu`.
+    Raises InvalidDeviceError: this process may not use as many cores; also as :func:`this_cpu`.
     """
     name = native_name(text)
     try:
@@ -276,10 +269,7 @@ def native_name(text: str) -> str:
 def native_threads(text: str) -> int:
     """Return the threads of a text for which :func:`is_native` holds.
 
-    Raises
-    ------
-    InvalidDeviceError
-        This process may not use as many cores.
+    Raises InvalidDeviceError: this process may not use as many cores.
     """
     match, cores = _NATIVE.fullmatch(text), len(available_cores())
     threads = int(match["threads"] or cores) if match else cores
@@ -295,10 +285,7 @@ def this_cpu(threads: int) -> DeviceSpec:
 
     The device table describes known CPUs. Others are inspected, and their bandwidth is measured.
 
-    Raises
-    ------
-    InvalidDeviceError
-        The operating system does not describe the CPU sufficiently.
+    Raises InvalidDeviceError: the operating system does not describe the CPU sufficiently.
     """
     name, isa = _widest(threads)
     try:

@@ -78,12 +78,7 @@ def power_share(device: DeviceSpec) -> float:
 def matrix_share(device: DeviceSpec, family: str, dtype: str) -> float:
     """Share of the nominal matrix rate, relative to what is typical.
 
-    Parameters
-    ----------
-    device : DeviceSpec
-    family : {"gemm", "conv", "attention"}
-    dtype : str
-        Of the operands.
+    ``dtype``: of the operands.
     """
     measured = None if device.sustained is None else device.sustained.flops(family, dtype)
     typical = TYPICAL.get(flops_field(family, dtype))

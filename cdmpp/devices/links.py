@@ -22,22 +22,14 @@ KINDS: tuple[LinkKind, ...] = ("switched", "pairs", "pcie", "network", "host")
 
 @dataclass(frozen=True)
 class LinkSpec:
-    """One kind of connection between ranks.
+    """One kind of connection between ranks."""
 
-    Attributes
-    ----------
-    name : str
-        Canonical name.
-    kind : {"switched", "pairs", "pcie", "network", "host"}
-    bandwidth_bytes_per_s : float
-        One direction of one device.
-    in_switch_reduction : bool
-        The switch can add the ranks' values (NVLink SHARP), so that an all-reduce sends every byte once.
-    """
-
+    #: Canonical name.
     name: str
     kind: LinkKind
+    #: One direction of one device.
     bandwidth_bytes_per_s: float
+    #: The switch can add the ranks' values (NVLink SHARP), so that an all-reduce sends every byte once.
     in_switch_reduction: bool = False
 
 
@@ -120,16 +112,9 @@ def _plain(text: str) -> str:
 def canonical_link(value: Any) -> str | None:
     """Canonical name of a link, ``"64GB/s"`` for a bandwidth, None for the device's own link.
 
-    Parameters
-    ----------
-    value : str, number or None
-        A name, a text of a public table ("NVLink5 900 GB/s"), or a bandwidth (bytes per second, or with its unit:
-        "64GB/s", "512Gbit/s").
-
-    Raises
-    ------
-    ValueError
-        It is none of these; the message says what is allowed.
+    ``value``: a name, a text of a public table ("NVLink5 900 GB/s"), or a bandwidth (bytes per second, or with its
+    unit: "64GB/s", "512Gbit/s").
+    Raises ValueError: it is none of these; the message says what is allowed.
     """
     if value is None or (isinstance(value, str) and value in LINKS):
         return value
@@ -188,14 +173,9 @@ _FABRICS = {"infiniband": 400, "roce": 400, "efa": 400, "ethernet": 100}
 def network_bandwidth(network: float | str | None) -> float:
     """Bytes per second of one rank's adapter.
 
-    Parameters
-    ----------
-    network : float, str or None
-        Bytes per second; or a name such as "infiniband-400", "roce-200", "efa-400", "infiniband-ndr"; None: 400 Gbit/s.
-
-    Raises
-    ------
-    FieldError
+    ``network``: bytes per second; or a name such as "infiniband-400", "roce-200", "efa-400", "infiniband-ndr"; None:
+    400 Gbit/s.
+    Raises FieldError.
     """
     if network is None:
         return ASSUMED_NETWORK

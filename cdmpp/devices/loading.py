@@ -47,10 +47,7 @@ _MAX_PROBLEMS = 12
 def from_mapping(values: Mapping[str, Any]) -> DeviceSpec:
     """Make a device from a mapping with the fields of :class:`DeviceSpec`.
 
-    Raises
-    ------
-    InvalidDeviceError
-        A field is missing, unknown or impossible; the message names each.
+    Raises InvalidDeviceError: a field is missing, unknown or impossible; the message names each.
     """
     try:
         return DeviceSpec.model_validate(dict(values))
@@ -74,9 +71,7 @@ _MATRIX_UNITS = re.compile(
 def described_device(values: Mapping[str, Any]) -> DeviceSpec:
     """:func:`from_mapping` for a user's device: matrix units need their rate, for 16-bit products would run at fp32's.
 
-    Raises
-    ------
-    InvalidDeviceError
+    Raises InvalidDeviceError.
     """
     spec = from_mapping(values)
     if spec.peak_flops_fp16_matrix is not None or spec.kind != "gpu" or not _MATRIX_UNITS.search(spec.arch):
@@ -100,19 +95,10 @@ def _describe(problem: Any) -> str:
 def resolve_device(device: DeviceSpec | Mapping[str, Any] | str, known: Callable[[str], K]) -> DeviceSpec | K:
     """The specification of a device that is given as a name, as a specification or as its fields.
 
-    Parameters
-    ----------
-    device : DeviceSpec, mapping or str
-    known : callable
-        What a name stands for: :func:`~cdmpp.devices.registry.lookup`, a model's ``artifact.device``, or ``str`` where
-        somebody else finds devices by their names.
-
-    Raises
-    ------
-    UnknownDeviceError
-        As ``known``.
-    InvalidDeviceError
-        The fields are no specification, or ``device`` is none of these.
+    ``known``: what a name stands for: :func:`~cdmpp.devices.registry.lookup`, a model's ``artifact.device``, or ``str``
+    where somebody else finds devices by their names.
+    Raises UnknownDeviceError: as ``known``; InvalidDeviceError: the fields are no specification, or ``device`` is none
+    of these.
     """
     if isinstance(device, DeviceSpec):
         return device
@@ -138,20 +124,11 @@ def load_device(text: str, known: Callable[[str], DeviceSpec] = lookup) -> Devic
 
     For commands on the user's own machine; a service looks names up and never opens paths.
 
-    Parameters
-    ----------
-    text : str
-        A known name, the path of a ``.json`` or ``.toml`` file, or ``native`` (``native@THREADS``). A CPU that is
-        not known is inspected, and its memory bandwidth measured, which takes seconds.
-    known : callable
-        Finds a device by its name.
-
-    Raises
-    ------
-    UnknownDeviceError
-        Neither a known name nor a path ending in ``.json`` or ``.toml``.
-    InvalidDeviceError
-        The file cannot be read or is not a specification.
+    ``text``: a known name, the path of a ``.json`` or ``.toml`` file, or ``native`` (``native@THREADS``). A CPU that is
+    not known is inspected, and its memory bandwidth measured, which takes seconds. ``known``: finds a device by its
+    name.
+    Raises UnknownDeviceError: neither a known name nor a path ending in ``.json`` or ``.toml``; InvalidDeviceError: the
+    file cannot be read or is not a specification.
     """
     if is_native(text):
         return native_device(text, known)
@@ -168,10 +145,7 @@ def load_device(text: str, known: Callable[[str], DeviceSpec] = lookup) -> Devic
 def specification_toml(spec: DeviceSpec, comment: str = "") -> str:
     """TOML with the figures that there are, in the order of :class:`DeviceSpec`, then a table of ceilings.
 
-    Parameters
-    ----------
-    comment : str
-        One line at the top.
+    ``comment``: one line at the top.
     """
     values = spec.model_dump(mode="json", exclude_none=True)
     ceilings = values.pop("sustained", None)

@@ -88,9 +88,7 @@ def network_of_device(device: DeviceSpec) -> LinkSpec:
 def with_network(device: DeviceSpec, network: float | str | None) -> DeviceSpec:
     """A device whose nodes have this network (:func:`cdmpp.devices.links.network_bandwidth`); None: the device.
 
-    Raises
-    ------
-    FieldError
+    Raises FieldError.
     """
     if network is None:
         return device
@@ -99,23 +97,15 @@ def with_network(device: DeviceSpec, network: float | str | None) -> DeviceSpec:
 
 @dataclass(frozen=True)
 class Path:
-    """The part of the connections that limits an operation.
-
-    Attributes
-    ----------
-    kind : {"switched", "pairs", "pcie", "network", "host"}
-    bandwidth_bytes_per_s : float
-        Rate at which one rank can send in one direction; between nodes, of all adapters of a node where the
-        algorithm uses them together.
-    crosses : bool
-        The ranks are on several nodes.
-    per_node : int
-        Where they cross: ranks on each node, or in each NVLink domain of several nodes; 0 where that is not known.
-    """
+    """The part of the connections that limits an operation."""
 
     kind: LinkKind
+    #: Rate at which one rank can send in one direction; between nodes, of all adapters of a node where the algorithm
+    #: uses them together.
     bandwidth_bytes_per_s: float
+    #: The ranks are on several nodes.
     crosses: bool
+    #: Where they cross: ranks on each node, or in each NVLink domain of several nodes; 0 where that is not known.
     per_node: int = 0
 
 
@@ -144,13 +134,11 @@ def path_of(
 
     Parameters
     ----------
-    ranks : int
     per_node : int or None
         Ranks of the group on each node. None: as many as a node of the device holds. A group inside one NVLink domain
         does not use the network, whatever this number is.
     link : str or None
         Canonical name; None for the device's own link.
-    device : DeviceSpec
     shared : bool
         Every byte crosses between nodes once (rings, trees), so that the adapters of a node work together. False for
         transfers and all-to-all, where each rank has its own adapter.

@@ -52,21 +52,10 @@ FAMILIES = ("gemm", "conv", "attention")
 class Ceilings(BaseModel):
     """Best sustained rates of one device by library kernels, in base units; ``None``: not measured.
 
-    Parameters
-    ----------
-    gemm_flops_fp32, gemm_flops_fp16, gemm_flops_bf16, gemm_ops_int8 : float, optional
-        Of large matrix products, in flop/s (int8: operations/s).
-    conv_flops_fp32, conv_flops_fp16, conv_flops_bf16 : float, optional
-        Of large convolutions, by their definition's arithmetic: algorithms that save some of it (winograd)
-        may exceed the nominal peak.
-    attention_flops_fp32, attention_flops_fp16, attention_flops_bf16 : float, optional
-        Of long fused attention.
-    bytes_per_s : float, optional
-        Of element-wise programs and copies much larger than the caches, reads plus writes.
-    floor_kernel_s, floor_graph_s, floor_eager_s : float, optional
-        Latency of the smallest programs, in seconds, by measuring protocol.
-    source : str
-        Where they come from.
+    ``gemm``: large matrix products, in flop/s (int8: operations/s). ``conv``: large convolutions, by their definition's
+    arithmetic: algorithms that save some of it (winograd) may exceed the nominal peak. ``attention``: long fused
+    attention. ``bytes_per_s``: element-wise programs and copies much larger than the caches, reads plus writes.
+    ``floor``: latency of the smallest programs, in seconds, by measuring protocol.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)

@@ -54,25 +54,15 @@ _FIGURES: Layout = {
 
 @dataclass(frozen=True)
 class FeatureAnswers:
-    """Answers to :class:`FeatureQueries`, arrays of their n rows in their order.
+    """Answers to :class:`FeatureQueries`, arrays of their n rows in their order."""
 
-    Attributes
-    ----------
-    latency_s, lower_s, upper_s : float64, (n,)
-        Seconds, as in :class:`cdmpp.predict.prediction.Prediction`.
-    quantiles : float64, (n, len(levels))
-        Seconds at each of ``levels``.
-    domain : int8, (n,)
-        Index into :data:`DOMAINS`.
-    domain_score, roofline_s : float64, (n,)
-    levels : tuple of float
-    model_id : str
-    """
-
+    #: Seconds, as in :class:`cdmpp.predict.prediction.Prediction`.
     latency_s: Array
     lower_s: Array
     upper_s: Array
+    #: Seconds at each of ``levels``.
     quantiles: Array
+    #: Index into :data:`DOMAINS`.
     domain: Array
     domain_score: Array
     roofline_s: Array
@@ -127,10 +117,7 @@ class FeatureAnswers:
     def from_bytes(cls, body: bytes | bytearray | memoryview) -> FeatureAnswers:
         """Read what :meth:`to_bytes` wrote.
 
-        Raises
-        ------
-        DataError
-            Not such bytes.
+        Raises DataError: not such bytes.
         """
         tensors, metadata = read(body, _FIGURES)
         expect_format(metadata, ANSWERS_FORMAT)
@@ -172,21 +159,13 @@ _OPTIONAL = ("sizes",)
 
 @dataclass(frozen=True)
 class FeaturePart:
-    """Encoded programs of one kind with the same device and options.
-
-    Attributes
-    ----------
-    encoded : EncodedPrograms
-    operator : str
-        Its name, or "tir" for programs given as TIR.
-    device : DeviceSpec or str
-    backend, protocol, framework, implementation
-        As in :class:`cdmpp.predict.prediction.Query`.
-    """
+    """Encoded programs of one kind with the same device and options."""
 
     encoded: EncodedPrograms
+    #: Its name, or "tir" for programs given as TIR.
     operator: str
     device: DeviceSpec | str
+    #: As in :class:`cdmpp.predict.prediction.Query`.
     backend: str = "library"
     protocol: str = DEFAULT_PROTOCOL
     framework: str | None = None
@@ -196,10 +175,7 @@ class FeaturePart:
     def launcher(self) -> str | None:
         """The framework whose kernels answer, as :func:`cdmpp.programs.query_options.launcher_of` chooses it.
 
-        Raises
-        ------
-        DataError
-            The framework or the implementation is not known.
+        Raises DataError: the framework or the implementation is not known.
         """
         for what, known in (("framework", FRAMEWORKS), ("implementation", IMPLEMENTATIONS)):
             if getattr(self, what) is not None:
@@ -212,49 +188,33 @@ class FeaturePart:
 
 @dataclass(frozen=True)
 class FeatureQueries:
-    """n queries as arrays, padded to one leaf count L.
+    """n queries as arrays, padded to one leaf count L."""
 
-    Attributes
-    ----------
-    leaves : float32, (n, L, W)
-        Leaf vectors; W is the schema's width, with or without the schedule's columns.
-    leaf_count : int32, (n,)
-        How many of the L are the program's own, 1 to L; what stands behind them is not read.
-    positions : int32, (n, L)
-    totals : float64, (n, len(PROGRAM_COLUMNS))
-    kind, device : int32, (n,)
-        Index into ``kinds`` and ``devices``.
-    backend, protocol, framework : int8, (n,)
-        Index into BACKENDS, PROTOCOLS and FRAMEWORKS (-1: not known) of :mod:`cdmpp.programs.query_options`. The
-        framework is that of :attr:`FeaturePart.launcher`, so the arrays need no implementation.
-    kinds : tuple of (operator, dtype)
-        Operator's name ("tir" for programs given as TIR) and the element type of the first argument.
-    devices : tuple of DeviceSpec or str
-    quantiles : tuple of float
-        Levels to answer.
-    model : str or None
-        Which model answers; None: the loaded one.
-    structures : tuple of str
-        Structural class of each of ``kinds``, "" where it is not known.
-    sizes : int32, (n, s)
-        Sizes of operators, as in :class:`EncodedPrograms`; 0 where they are not known. A type that training did not
-        have for an operator is predicted from its 16-bit type, whose features these sizes give.
-    """
-
+    #: Leaf vectors; W is the schema's width, with or without the schedule's columns.
     leaves: Array
+    #: How many of the L are the program's own, 1 to L; what stands behind them is not read.
     leaf_count: Array
     positions: Array
     totals: Array
+    #: Index into ``kinds`` and ``devices``.
     kind: Array
     device: Array
+    #: Index into BACKENDS, PROTOCOLS and FRAMEWORKS (-1: not known) of :mod:`cdmpp.programs.query_options`. The
+    #: framework is that of :attr:`FeaturePart.launcher`, so the arrays need no implementation.
     backend: Array
     protocol: Array
     framework: Array
+    #: Operator's name ("tir" for programs given as TIR) and the element type of the first argument.
     kinds: tuple[tuple[str, str], ...]
     devices: tuple[DeviceSpec | str, ...]
+    #: Levels to answer.
     quantiles: tuple[float, ...] = (0.1, 0.9)
+    #: Which model answers; None: the loaded one.
     model: str | None = None
+    #: Structural class of each of ``kinds``, "" where it is not known.
     structures: tuple[str, ...] = ()
+    #: Sizes of operators, as in :class:`EncodedPrograms`; 0 where they are not known. A type that training did not have
+    #: for an operator is predicted from its 16-bit type, whose features these sizes give.
     sizes: Array = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int32))
 
     def __post_init__(self) -> None:
@@ -272,10 +232,7 @@ class FeatureQueries:
     ) -> FeatureQueries:
         """The rows of ``parts`` in order.
 
-        Raises
-        ------
-        DataError
-            An option or operator is not known, or features are not finite.
+        Raises DataError: an option or operator is not known, or features are not finite.
         """
         counts = [len(part.encoded) for part in parts]
         edges = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
@@ -422,12 +379,8 @@ class FeatureQueries:
     def from_bytes(cls, body: bytes | bytearray | memoryview) -> FeatureQueries:
         """Inverse of :meth:`to_bytes`; checks all content.
 
-        Raises
-        ------
-        DataError
-            Not such bytes, of another version of the features, or a value that cannot be.
-        InvalidDeviceError
-            A device specification is invalid.
+        Raises DataError: not such bytes, of another version of the features, or a value that cannot be;
+        InvalidDeviceError: a device specification is invalid.
         """
         tensors, metadata = read(body, _ROWS, _OPTIONAL)
         expect_format(metadata, QUESTIONS_FORMAT)

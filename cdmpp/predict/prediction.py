@@ -60,7 +60,6 @@ class Query:
 
     Attributes
     ----------
-    program : TensorProgram or EncodedProgram
     device : DeviceSpec or str
         A specification, or the name of a known device.
     protocol : {"kernel", "graph", "eager"}
@@ -80,22 +79,14 @@ class Query:
 
 
 class Declared(NamedTuple):
-    """Declaration of a field of :class:`Prediction`, from which tables, JSON and the service's schema derive.
-
-    Attributes
-    ----------
-    description : str
-    type : type
-        Of the value in JSON where there is a prediction.
-    unit : str
-        "s", or empty.
-    optional : bool
-        Absent from JSON where it is None.
-    """
+    """Declaration of a field of :class:`Prediction`, from which tables, JSON and the service's schema derive."""
 
     description: str
+    #: Of the value in JSON where there is a prediction.
     type: Any
+    #: "s", or empty.
     unit: str = ""
+    #: Absent from JSON where it is None.
     optional: bool = False
 
 

@@ -51,12 +51,8 @@ class PredictionMatrix(Generic[Row, Column]):
     ) -> list[list[Result]]:
         """One list of results per row.
 
-        Parameters
-        ----------
-        results : iterable
-            One result for each of :meth:`pairs`, in that order.
-        failed : callable
-            Makes the result of a pair of which at least one is :class:`Failed`.
+        ``results``: one result for each of :meth:`pairs`, in that order. ``failed``: makes the result of a pair of
+        which at least one is :class:`Failed`.
         """
         remaining = iter(results)
         return [

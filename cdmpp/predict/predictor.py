@@ -98,7 +98,6 @@ class LatencyPredictor(ModulePredictor):
 
     Parameters
     ----------
-    artifact : Artifact
     cache_rows : int
         Number of cached predictions, about 600 bytes each.
     threads : int, optional
@@ -244,7 +243,6 @@ class LatencyPredictor(ModulePredictor):
             Target hardware, or the name of a known device. Training need not have seen it.
         protocol : {"kernel", "graph", "eager"}
             What the latency includes (see :class:`Query`).
-        framework : str, optional
         quantiles : sequence of float
             Levels of the interval, between 0.02 and 0.98.
         implementation : {"fused", "composed", "compiled", "tuned"}, optional

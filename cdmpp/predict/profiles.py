@@ -19,36 +19,27 @@ CLOSED = ConfigDict(extra="forbid", frozen=True)
 
 
 class Host(BaseModel):
-    """Host time by kind, in seconds.
-
-    Attributes
-    ----------
-    step_s, sequence_s, ranks_s, replicas_s : float
-        Of a step: always, for each of its sequences, where several ranks share a layer, and where several replicas of
-        the attention run their steps together.
-    eager_layer_s : float
-        Of a prefill step whose graph leaves out recurrent and sparse layers, for each of them: the host launches their
-        kernels.
-    launch_s, launch_lower_s, launch_upper_s : float
-        Of a kernel outside of a graph, with bounds. The host runs ahead of the device: the longer of kernels and
-        launches counts.
-    frontend_s : float
-        Of a request, before the engine may schedule it: HTTP, tokenisation, queues between processes.
-    overlapped : bool
-        The host prepares the next step while the device computes: the longer of both counts, not their sum.
-    """
+    """Host time by kind, in seconds."""
 
     model_config = CLOSED
 
+    #: Of a step: always, for each of its sequences, where several ranks share a layer, and where several replicas of
+    #: the attention run their steps together.
     step_s: Seconds = 0.0
     sequence_s: Seconds = 0.0
     ranks_s: Seconds = 0.0
     replicas_s: Seconds = 0.0
+    #: Of a prefill step whose graph leaves out recurrent and sparse layers, for each of them: the host launches their
+    #: kernels.
     eager_layer_s: Seconds = 0.0
+    #: Of a kernel outside of a graph, with bounds. The host runs ahead of the device: the longer of kernels and
+    #: launches counts.
     launch_s: Seconds = 0.0
     launch_lower_s: Seconds = 0.0
     launch_upper_s: Seconds = 0.0
+    #: Of a request, before the engine may schedule it: HTTP, tokenisation, queues between processes.
     frontend_s: Seconds = 0.0
+    #: The host prepares the next step while the device computes: the longer of both counts, not their sum.
     overlapped: bool = False
 
     def step(self, sequences: int, ranks: int, replicas: int) -> float:
@@ -58,40 +49,25 @@ class Host(BaseModel):
 
 
 class Profile(BaseModel):
-    """What a program adds to its kernels.
-
-    Attributes
-    ----------
-    name : str
-    versions : str
-        Versions of the software that it stands for.
-    kernel_factor : float
-        Measured over predicted time of the kernels.
-    host : Host
-    residual : float
-        Standard deviation of log(measured / predicted) that the profile leaves, besides the kernels' own interval.
-    source : dict of str to str
-        Where each figure comes from.
-    """
+    """What a program adds to its kernels."""
 
     model_config = CLOSED
     DOCUMENT: ClassVar[str]
 
     name: Annotated[str, Field(min_length=1, max_length=100)]
+    #: Versions of the software that it stands for.
     versions: Annotated[str, Field(max_length=200)] = ""
+    #: Measured over predicted time of the kernels.
     kernel_factor: Annotated[float, Field(strict=True, ge=0.01, le=10, allow_inf_nan=False)] = 1.0
     host: Host = Host()
+    #: Standard deviation of log(measured / predicted) that the profile leaves, besides the kernels' own interval.
     residual: Annotated[float, Field(strict=True, ge=0, le=2, allow_inf_nan=False)] = 0.0
+    #: Where each figure comes from.
     source: dict[Annotated[str, Field(max_length=200)], Annotated[str, Field(max_length=2000)]] = {}
 
     @classmethod
     def of(cls, value: Mapping[str, Any], where: str) -> Self:
-        """A profile from fields; ``where`` names their place in messages.
-
-        Raises
-        ------
-        FieldError
-        """
+        """A profile from fields; ``where`` names their place in messages; raises FieldError."""
         for name, item in value.items():
             if isinstance(item, Collection) and not isinstance(item, str) and len(item) > MAX_ENTRIES:
                 raise FieldError(

@@ -16,23 +16,15 @@ MAX_ROWS = 500
 
 @dataclass(frozen=True)
 class Table:
-    """A table, or lines of text.
+    """A table, or lines of text."""
 
-    Attributes
-    ----------
-    header : sequence of str
-        Column names; empty for lines of text.
-    rows : sequence of sequences of str
-        Cells; for lines of text, one cell each.
-    right : sequence of int
-        Columns that are aligned to the right.
-    title : str
-        Line above the table.
-    """
-
+    #: Column names; empty for lines of text.
     header: Sequence[str] = ()
+    #: Cells; for lines of text, one cell each.
     rows: Sequence[Sequence[str]] = ()
+    #: Columns that are aligned to the right.
     right: Sequence[int] = ()
+    #: Line above the table.
     title: str = ""
 
     @classmethod
@@ -54,12 +46,7 @@ class Table:
 def format_columns(lines: Iterable[Sequence[str]], right: Iterable[int] = ()) -> list[str]:
     """Format lines of cells as text: columns two spaces apart, as wide as their widest cell. Nothing is cut.
 
-    Parameters
-    ----------
-    lines : iterable of sequences of str
-        All of equal length.
-    right : iterable of int
-        Columns that are aligned to the right.
+    ``lines``: all of equal length. ``right``: columns that are aligned to the right.
     """
     cells = [list(map(str, line)) for line in lines]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -167,30 +154,20 @@ ColumnType = Literal["string", "float64", "int64", "bool", "levels"]
 
 @dataclass(frozen=True)
 class Column:
-    """A column of an Arrow table.
+    """A column of an Arrow table."""
 
-    Attributes
-    ----------
-    type : {"string", "float64", "int64", "bool", "levels"}
-        ``levels`` is a map of text to float64, for quantiles.
-    values : sequence
-        One per row; None becomes null.
-    unit : str
-        Stored as ``unit`` in the metadata of the field; empty for none.
-    """
-
+    #: ``levels`` is a map of text to float64, for quantiles ({"string", "float64", "int64", "bool", "levels"}).
     type: ColumnType
+    #: One per row; None becomes null.
     values: Sequence[Any]
+    #: Stored as ``unit`` in the metadata of the field; empty for none.
     unit: str = ""
 
 
 def arrow_table(columns: Mapping[str, Column]) -> Any:
     """A ``pyarrow.Table`` of columns of equal length.
 
-    Raises
-    ------
-    MissingDependencyError
-        pyarrow is not installed.
+    Raises MissingDependencyError: pyarrow is not installed.
     """
     try:
         import pyarrow as pa

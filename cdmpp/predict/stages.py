@@ -45,21 +45,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def encode_queries(
     encoder: ProgramEncoder, width: int, half_type: HalfType, queries: Sequence[tuple[Query, DeviceSpec]]
 ) -> tuple[QueryBatch | None, dict[int, CdmppError]]:
-    """Encode queries of tensor programs.
+    """Encode queries of tensor programs; ``width`` and ``half_type`` are as in :class:`BatchBuilder`.
 
-    Parameters
-    ----------
-    encoder : ProgramEncoder
-    width, half_type
-        As in :class:`BatchBuilder`.
-    queries : sequence of (Query, DeviceSpec)
-
-    Returns
-    -------
-    batch : QueryBatch or None
-        The queries without an error, in order; None if there is none.
-    errors : dict of int to CdmppError
-        Errors by position.
+    Returns the batch of the queries without an error, in order (None if there is none), and the errors by position.
     """
     numbers: dict[tuple[str, str], int] = {}
     programs: list[TensorProgram | EncodedProgram] = []
@@ -102,18 +90,9 @@ def encode_features(
 ) -> QueryBatch:
     """The batch of queries that arrive as arrays, at least one.
 
-    Parameters
-    ----------
-    queries : FeatureQueries
-    specs : sequence of DeviceSpec
-        Specifications of ``queries.devices``.
-    width, half_type
-        As in :class:`BatchBuilder`.
-
-    Raises
-    ------
-    InvalidProgramError
-        A program given as TIR lacks columns that the network reads or cannot run on its device, or features overflow.
+    ``specs``: specifications of ``queries.devices``. ``width``, ``half_type``: as in :class:`BatchBuilder`.
+    Raises InvalidProgramError: a program given as TIR lacks columns that the network reads or cannot run on its device,
+    or features overflow.
     """
     scheduled = np.array([operator == TIR for operator, _ in queries.kinds])[queries.kind]
     _check_bindings(queries, specs, scheduled)

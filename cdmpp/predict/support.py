@@ -115,11 +115,11 @@ def _collectives(artifact: Artifact) -> tuple[list[str], list[dict[str, Any]]]:
 
 def domain_on(row: dict[str, Any], device: str) -> Label:
     """Domain of a row of the matrix on a device, known or not."""
-    found: Label | None = row["domain"].get(device)
-    spec = None if found or device in (row["rows"] or ()) else find_known(device)
+    known: Label | None = row["domain"].get(device)
+    spec = None if known or device in (row["rows"] or ()) else find_known(device)
     if spec is not None and has_no_units(row["operator"], types_label(row["dtype"], row), spec):
         return "out"
-    return found or row["elsewhere"]
+    return known or row["elsewhere"]
 
 
 def known_operator(name: str) -> str:
@@ -146,8 +146,8 @@ def selected(matrix: dict[str, Any], operator: str | None = None, device: str | 
     return {**matrix, "devices": devices, "rows": rows}
 
 
-def _at_best(limit: Label, found: Label) -> Label:
-    return LABELS[max(LABELS.index(found), LABELS.index(limit))]
+def _at_best(limit: Label, label: Label) -> Label:
+    return LABELS[max(LABELS.index(label), LABELS.index(limit))]
 
 
 class _Labels:
@@ -216,10 +216,10 @@ def _by_operator(groups: Iterable[dict[str, Any]]) -> dict[str, dict[str, float]
         key = (group["op"], group["device"])
         total, count = sums.get(key, (0.0, 0))
         sums[key] = (total + group["mape"] * group["n"], count + group["n"])
-    found: dict[str, dict[str, float]] = {}
+    errors: dict[str, dict[str, float]] = {}
     for (operator, device), (total, count) in sums.items():
-        found.setdefault(operator, {})[device] = round(total / count, 5)
-    return found
+        errors.setdefault(operator, {})[device] = round(total / count, 5)
+    return errors
 
 
 def _by_types(

@@ -227,10 +227,7 @@ def check_width(path: Path, columns: int) -> None:
 def check_columns(path: Path, names: Sequence[str]) -> None:
     """Refuse a header.
 
-    Raises
-    ------
-    DataError
-        There are more than :data:`MAX_COLUMNS`, or two columns of one name.
+    Raises DataError: there are more than :data:`MAX_COLUMNS`, or two columns of one name.
     """
     check_width(path, len(names))
     twice = [name for name, count in Counter(names).items() if count > 1]

@@ -12,11 +12,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 def pool_adjacent_violators(values: Array, weights: Array | None = None) -> Array:
     """Nearest non-decreasing sequence by (weighted) least squares, (n,).
 
-    Parameters
-    ----------
-    values : (n,)
-    weights : (n,), optional
-        Positive; default: 1 each.
+    ``weights``, (n,): positive; default: 1 each.
     """
     means: list[float] = []
     totals: list[float] = []

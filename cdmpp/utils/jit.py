@@ -82,8 +82,8 @@ class LazyJit:
             names = {module.__name__: dict(vars(module)) for module in modules}
             inner = numba.njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
             made = {part: inner(_among(names[module], part)) for part, module in self._functions.items()}
-            for found in names.values():
-                found.update({name: made[value] for name, value in found.items() if _known(value, made)})
+            for of_module in names.values():
+                of_module.update({name: made[value] for name, value in of_module.items() if _known(value, made)})
             entry = self._entry(stamp)
             self._compiled = jit(_among(names[entry.__module__], entry))
 

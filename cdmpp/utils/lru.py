@@ -13,10 +13,7 @@ Value = TypeVar("Value")
 class Lru(Generic[Value]):
     """Values by key, as many as fit into a total weight. Safe to share between threads.
 
-    Parameters
-    ----------
-    max_weight : int
-        Bound on the sum of the weights, for example in bytes; 0 keeps nothing.
+    ``max_weight``: bound on the sum of the weights, for example in bytes; 0 keeps nothing.
     """
 
     def __init__(self, max_weight: int) -> None:

@@ -26,10 +26,7 @@ def number(
 class Options:
     """Base of frozen dataclasses; checks the ranges of their numbers.
 
-    Raises
-    ------
-    ValueError
-        A number is outside of its range; the message names the field.
+    Raises ValueError: a number is outside of its range; the message names the field.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}

@@ -27,10 +27,7 @@ def replacing(path: str | PathLike[str]) -> Iterator[Path]:
     A new or regular file is replaced atomically and keeps its permissions. The content of a symbolic link's target is
     replaced, not the link. A FIFO, a character device, and a file that is open as standard output get the bytes.
 
-    Raises
-    ------
-    DataError
-        The file cannot be written; a previous file at ``path`` is kept. The hint names a full disk.
+    Raises DataError: the file cannot be written; a previous file at ``path`` is kept. The hint names a full disk.
     """
     target = Path(path)
     info = check_output(target)
@@ -59,15 +56,8 @@ def replacing(path: str | PathLike[str]) -> Iterator[Path]:
 def check_output(path: str | PathLike[str]) -> os.stat_result | None:
     """Refuse a path that :func:`replacing` cannot write, before the work starts.
 
-    Returns
-    -------
-    os.stat_result or None
-        The status of the file; None: there is none yet.
-
-    Raises
-    ------
-    DataError
-        The path names a folder, a block device or a socket, or its folder does not exist.
+    Returns the status of the file; None: there is none yet.
+    Raises DataError: the path names a folder, a block device or a socket, or its folder does not exist.
     """
     target = Path(path)
     try:

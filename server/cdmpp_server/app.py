@@ -74,17 +74,9 @@ class _App(FastAPI):
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """Create the application.
+    """Create the application, by default with the settings of the environment (``CDMPP_...``).
 
-    Parameters
-    ----------
-    settings : Settings, optional
-        Default: settings from the environment (``CDMPP_...``).
-
-    Returns
-    -------
-    FastAPI
-        It loads the model when it starts; a missing or damaged model ends the start.
+    It loads the model when it starts; a missing or damaged model ends the start.
     """
     chosen = settings if settings is not None else Settings()
 

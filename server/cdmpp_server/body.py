@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from cdmpp_server.fields import check_width
 from cdmpp_server.problems import ProblemError, SchemaViolation
-from cdmpp_server.schema_errors import HINT, violations
+from cdmpp_server.schema_base import HINT, violations
 from cdmpp_server.settings import Settings
 
 JSON = "application/json"
@@ -30,18 +30,9 @@ async def read_json_body(request: Request, settings: Settings) -> bytearray:
 async def read_body(request: Request, settings: Settings, media: Set[str]) -> tuple[str, bytearray]:
     """Media type and raw body of a request.
 
-    Parameters
-    ----------
-    request : Request
-    settings : Settings
-    media : set of str
-        Accepted media types, in lower case.
-
-    Raises
-    ------
-    ProblemError
-        415 for another media type; 413 as soon as the declared length or the received bytes exceed the
-        limit; 408 if the body does not arrive in time.
+    ``media``: accepted media types, in lower case.
+    Raises ProblemError: 415 for another media type; 413 as soon as the declared length or the received bytes exceed the
+    limit; 408 if the body does not arrive in time.
     """
     media_type = _media_type(request.headers.get("content-type"), media)
     limit = settings.max_body_bytes
@@ -105,10 +96,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 def parse_json(body: bytes | bytearray) -> Any:
     """Parse a JSON text.
 
-    Raises
-    ------
-    ProblemError
-        400 if it is not JSON, 413 if it has more than :data:`MAX_VALUES` values.
+    Raises ProblemError: 400 if it is not JSON, 413 if it has more than :data:`MAX_VALUES` values.
     """
     if len(body) > MAX_VALUES and _count(body) > MAX_VALUES:
         raise ProblemError(
@@ -136,10 +124,7 @@ def _count(body: bytes | bytearray) -> int:
 def parse(model: type[_Model], body: bytes | bytearray) -> _Model:
     """Parse and validate the bytes of a body.
 
-    Raises
-    ------
-    ProblemError
-        400 if it is not JSON, 422 if it violates the model's schema.
+    Raises ProblemError: 400 if it is not JSON, 422 if it violates the model's schema.
     """
     return check(model, parse_json(body))
 
@@ -147,10 +132,7 @@ def parse(model: type[_Model], body: bytes | bytearray) -> _Model:
 def check(model: type[_Model], value: Any) -> _Model:
     """Validate a JSON value.
 
-    Raises
-    ------
-    ProblemError
-        422 if it violates the model's schema.
+    Raises ProblemError: 422 if it violates the model's schema.
     """
     try:
         check_width(value)

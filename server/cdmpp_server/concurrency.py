@@ -28,10 +28,7 @@ DESCRIPTION = (
 class Deadline:
     """A point in time on the event loop's clock.
 
-    Parameters
-    ----------
-    after_s : float
-        Seconds from now.
+    ``after_s``: seconds from now.
     """
 
     def __init__(self, after_s: float) -> None:
@@ -43,10 +40,7 @@ class Deadline:
     def of(cls, request: Request, settings: Settings) -> Deadline:
         """Return the deadline of a request whose body has arrived.
 
-        Raises
-        ------
-        ProblemError
-            422 if the header is not a positive number.
+        Raises ProblemError: 422 if the header is not a positive number.
         """
         text = request.headers.get(TIMEOUT_HEADER)
         if text is None:
@@ -68,10 +62,7 @@ class Deadline:
     async def limit(self) -> AsyncIterator[None]:
         """Cancel the block at the deadline.
 
-        Raises
-        ------
-        ProblemError
-            504 at the deadline; 503 if the block raises OverloadedError.
+        Raises ProblemError: 504 at the deadline; 503 if the block raises OverloadedError.
         """
         try:
             async with asyncio.timeout_at(self.at):
@@ -101,12 +92,7 @@ T = TypeVar("T")
 class ConcurrencyLimiter:
     """Runs blocking work in a bounded number of threads; refuses work beyond a bounded queue.
 
-    Parameters
-    ----------
-    max_concurrent : int
-        Maximum number of threads.
-    max_queued : int
-        Maximum number of calls that wait for a thread.
+    ``max_concurrent``: maximum number of threads. ``max_queued``: maximum number of calls that wait for a thread.
     """
 
     def __init__(self, max_concurrent: int, max_queued: int) -> None:
@@ -118,10 +104,7 @@ class ConcurrencyLimiter:
     async def run(self, work: Callable[[], T], deadline: Deadline | None = None) -> T:
         """Run ``work`` in a thread once one is free; work that has begun is not interrupted.
 
-        Raises
-        ------
-        ProblemError
-            503 if the queue is full, 504 if the deadline passes before a thread is free.
+        Raises ProblemError: 503 if the queue is full, 504 if the deadline passes before a thread is free.
         """
         if self._calls >= self._capacity:
             raise ProblemError(
@@ -169,16 +152,8 @@ async def background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of ``work``, or cancel it when the client disconnects.
 
-    Parameters
-    ----------
-    request : Request
-        Its body has been read.
-    work : coroutine
-
-    Raises
-    ------
-    ProblemError
-        499 if the client disconnects; only the log and the metrics show it.
+    ``request``: its body has been read.
+    Raises ProblemError: 499 if the client disconnects; only the log and the metrics show it.
     """
     task = asyncio.ensure_future(work)
     disconnected = asyncio.ensure_future(_disconnected(request))

@@ -21,15 +21,8 @@ def default_database(model: Path | None) -> str:
 
     Each model folder has a file of its own, so that a service shows no observations, programs and jobs of another.
 
-    Parameters
-    ----------
-    model : Path, optional
-        Default: the model in the package.
-
-    Raises
-    ------
-    ValueError
-        There is no home folder.
+    ``model``: default: the model in the package.
+    Raises ValueError: there is no home folder.
     """
     state = os.environ.get("XDG_STATE_HOME", "")
     # The XDG specification: a relative path is to be ignored.
@@ -45,10 +38,7 @@ def default_database(model: Path | None) -> str:
 def database_url(database: str) -> URL:
     """Return the URL of a database: path of a SQLite file, or SQLAlchemy URL.
 
-    Raises
-    ------
-    ValueError
-        It is neither a path nor a URL of SQLite or PostgreSQL.
+    Raises ValueError: it is neither a path nor a URL of SQLite or PostgreSQL.
     """
     if "://" not in database and database not in ("", ":memory:"):
         return URL.create("sqlite", database=database)

@@ -50,15 +50,7 @@ _PROPOSING = replace(
 class ProposalJob:
     """Executes the jobs of proposals.
 
-    Parameters
-    ----------
-    store : ObservationStore
-    proposals : ProposalStore
-    models : Models
-    sandbox : Sandbox
-        Converts TVMScript.
-    make : callable
-        Makes an adapting process that is not started.
+    ``sandbox``: converts TVMScript. ``make``: makes an adapting process that is not started.
     """
 
     def __init__(
@@ -75,10 +67,7 @@ class ProposalJob:
     async def __call__(self, job: LeasedJob) -> str:
         """Execute a job; returns its answer as JSON.
 
-        Raises
-        ------
-        ProblemError
-            There are too few observations, or they cannot be used.
+        Raises ProblemError: there are too few observations, or they cannot be used.
         """
         try:
             return await self._propose(json.loads(job.request)["proposal"])
@@ -140,10 +129,7 @@ class ProposalJob:
 def hold_back(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     """Rows to adapt to, and rows of every :data:`HELD_BACK`-th other query to compare with.
 
-    Raises
-    ------
-    ProblemError
-        There are fewer queries.
+    Raises ProblemError: there are fewer queries.
     """
     queries = sorted({_query(row) for row in rows})
     if len(queries) < HELD_BACK:
@@ -185,14 +171,7 @@ def is_beyond(figures: MeasuredErrors) -> bool:
 class DriftWatch:
     """Checks for drift every few seconds, and after observations. Belongs to one event loop.
 
-    Parameters
-    ----------
-    store : ObservationStore
-    proposals : ProposalStore
-    jobs : JobStore
-    models : Models
-    on_job : callable
-        Called after a job was submitted.
+    ``on_job``: called after a job was submitted.
     """
 
     def __init__(

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
+from pydantic import BeforeValidator, Field, create_model
 
 from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.llm import EstimatePlan, LLMEstimate, defaults, read_config
 from cdmpp.llm.engines.profile import load_engine
-from cdmpp.llm.options import BATCH, LAYOUT, MODEL, SERVING
+from cdmpp.llm.options import BATCH, LAYOUT, MODEL, SERVING, RequestOption
 from cdmpp.llm.serving.calibrate import MIN_ROWS, CalibrationPlan
 from cdmpp.llm.serving.simulate import NETWORK_BYTES_PER_S, ServingPlan, resolved_pool
 from cdmpp.predict.prediction import ErrorInfo, Prediction, Query, Seconds
 from cdmpp.predict.prediction_matrix import Failed
+from cdmpp.predict.requests.request import WholeNumber
+from cdmpp.programs.elements import canonical_dtype
 from cdmpp_server.concurrency import DESCRIPTION
 from cdmpp_server.curve import MAX_DEVICES
 from cdmpp_server.fields import Device
-from cdmpp_server.llm_options import with_options
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned
 from cdmpp_server.predict.schema import ModelName
@@ -41,6 +42,31 @@ Network = Annotated[
     float | Annotated[str, Field(max_length=64)] | None,
     Field(description="Bytes per second of one device between nodes, or a name such as roce-200; null: assumed."),
 ]
+
+
+M = TypeVar("M", bound=RequestModel)
+
+
+def with_options(options: Mapping[str, RequestOption]) -> Callable[[type[M]], type[M]]:
+    """Add a field for each option to a request."""
+
+    def extended(model: type[M]) -> type[M]:
+        fields: dict[str, Any] = {name: (_annotation(option), option.default) for name, option in options.items()}
+        names: dict[str, Any] = {"__doc__": model.__doc__, "__module__": model.__module__}
+        return create_model(model.__name__, __base__=model, **names, **fields)
+
+    return extended
+
+
+def _annotation(option: RequestOption) -> Any:
+    limits = Field(ge=option.minimum, le=option.maximum, lt=option.below)
+    value: Any = Literal[option.choices] if option.choices else Annotated[option.type, limits]
+    if option.type is int:
+        value = Annotated[value, WholeNumber]
+    if option.is_dtype:
+        value = Annotated[value, BeforeValidator(canonical_dtype)]
+    text = f"{option.help} null: {option.unset}." if option.unset else option.help
+    return Annotated[value | None if option.default is None else value, Field(description=text)]
 
 
 class _Model(RequestModel):
@@ -376,12 +402,7 @@ def _calibration(request: CalibrateRequest, find: Find, most: int) -> Calibratio
 
 
 class Estimates:
-    """A plan for each device, or the reason why it has none.
-
-    Attributes
-    ----------
-    queries : list of Query
-    """
+    """A plan for each device, or the reason why it has none."""
 
     def __init__(self, request: Body, find: Find, most: int) -> None:
         options = request.model_dump(exclude={"config", "device", "devices", "model"})

@@ -24,33 +24,20 @@ _MAX_MEANS = 10_000
 
 @dataclass(eq=False)
 class Place:
-    """An admitted request.
-
-    Attributes
-    ----------
-    sender, kind : str
-    size : float
-        Size in any unit of the kind.
-    used_s : float
-        Seconds of processes so far.
-    charged_s : float
-        Seconds that were charged to the sender when the first job was queued.
-    """
+    """An admitted request."""
 
     sender: str
     kind: str
+    #: Size in any unit of the kind.
     size: float = 1.0
+    #: Seconds of processes so far.
     used_s: float = 0.0
+    #: Seconds that were charged to the sender when the first job was queued.
     charged_s: float = 0.0
 
 
-class Load:
-    """Admitted requests and their predicted work. Uses no clock.
-
-    Parameters
-    ----------
-    processes : int
-    """
+class ExpectedWork:
+    """Admitted requests and their predicted work. Uses no clock."""
 
     def __init__(self, processes: int) -> None:
         self._processes = processes
@@ -60,9 +47,7 @@ class Load:
     def admit(self, sender: str, kind: str, size: float, left_s: float) -> Place:
         """Add a request that has ``left_s`` seconds; one that finds a free process is always admitted.
 
-        Raises
-        ------
-        RefusedError
+        Raises RefusedError.
         """
         place = Place(sender, kind, size)
         if len(self._open) >= self._processes:

@@ -31,15 +31,8 @@ Fingerprint = tuple[tuple[str, int, int], ...]
 def load_model(path: Path | None, cache: Lru[CachedRow] | None = None) -> LatencyPredictor:
     """Load the predictor of a model folder; None: the model in the package.
 
-    Parameters
-    ----------
-    path : Path or None
-    cache : Lru, optional
-        Predictions, shared by all models of a service.
-
-    Raises
-    ------
-    ArtifactError
+    ``cache``: predictions, shared by all models of a service.
+    Raises ArtifactError.
     """
     return LatencyPredictor(load_artifact(path or default_model()), cache=cache)
 
@@ -56,16 +49,10 @@ def fingerprint(folder: Path | None) -> Fingerprint:
 class Models:
     """Models by id. Thread-safe.
 
-    Parameters
-    ----------
-    base : LatencyPredictor
-        Used by requests that name no model.
-    most : int
-        Maximum number of adapted models in memory, and of folders on disk. The owners with most lose their least
-        recently used model in memory, and their oldest on disk.
-    folder : Path, optional
-        Keeps adapted models over a restart, in a folder for each owner. The folders are named by a hash, never by a
-        client's text. A name that is not in memory is compared with their manifests and never opened as a path.
+    ``base``: used by requests that name no model. ``most``: maximum number of adapted models in memory, and of folders
+    on disk. The owners with most lose their least recently used model in memory, and their oldest on disk. ``folder``:
+    keeps adapted models over a restart, in a folder for each owner. The folders are named by a hash, never by a
+    client's text. A name that is not in memory is compared with their manifests and never opened as a path.
     """
 
     def __init__(self, base: LatencyPredictor, most: int, folder: Path | None = None) -> None:
@@ -77,10 +64,7 @@ class Models:
     def get(self, model_id: str | None) -> LatencyPredictor:
         """Return the model with this id; the base model for None.
 
-        Raises
-        ------
-        ProblemError
-            404 if there is no such model, or no longer.
+        Raises ProblemError: 404 if there is no such model, or no longer.
         """
         predictor = self.in_memory(model_id)
         if predictor is not None:
@@ -113,12 +97,8 @@ class Models:
     def add(self, adapted: LatencyPredictor, owner: str) -> None:
         """Keep an adapted model in memory, and on disk if a folder is set.
 
-        Parameters
-        ----------
-        adapted : LatencyPredictor
-        owner : str
-            Sender that made it, as 32 hexadecimal digits. All senders may use the model. To make room for it, models of
-            its owner are removed, unless another owner has more.
+        ``owner``: sender that made it, as 32 hexadecimal digits. All senders may use the model. To make room for it,
+        models of its owner are removed, unless another owner has more.
         """
         self._remember(owner, adapted)
         if self._folder is None:

@@ -99,35 +99,25 @@ PARAMETERS: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class ModelQuery:
-    """The validated query parameters.
+    """The validated query parameters."""
 
-    Attributes
-    ----------
-    devices : tuple of str
-        1 to 64 names, in the order of the request.
-    protocol, framework, implementation
-        Options that define the latency.
-    dims : dict of str to int
-        Sizes of dynamic dimensions.
-    model : str or None
-        Id of the model.
-    """
-
+    #: 1 to 64 names, in the order of the request.
     devices: tuple[str, ...]
+    #: Options that define the latency.
     protocol: Protocol
     framework: Framework | None
     implementation: Implementation | None
+    #: Sizes of dynamic dimensions.
     dims: dict[str, int]
+    #: Id of the model.
     model: str | None
 
     @classmethod
     def read(cls, pairs: Iterable[tuple[str, str]]) -> ModelQuery:
         """Read the pairs of a query string.
 
-        Raises
-        ------
-        ProblemError
-            422 for an unknown parameter, a missing or an invalid value; 409 for a dimension with two sizes.
+        Raises ProblemError: 422 for an unknown parameter, a missing or an invalid value; 409 for a dimension with two
+        sizes.
         """
         given: dict[str, list[str]] = {}
         for name, value in pairs:
@@ -338,13 +328,7 @@ def model_answer(
 ) -> dict[str, Any]:
     """The response as plain values.
 
-    Parameters
-    ----------
-    devices : sequence of DeviceSpec or Failed
-    predictions : sequence of Prediction
-        One for each of :func:`model_queries`.
-    signer : Signer, optional
-        Makes prediction ids; without it they are null.
+    ``predictions``: one for each of :func:`model_queries`. ``signer``: makes prediction ids; without it they are null.
     """
     receipts = iter([] if signer is None else signer.receipts(len(summary.programs) * len(devices)))
 

@@ -24,26 +24,18 @@ Schema = dict[str, Any]
 
 @dataclass(frozen=True)
 class Feature:
-    """One feature of the service.
+    """One feature of the service."""
 
-    Attributes
-    ----------
-    router : APIRouter, optional
-        The endpoints.
-    describe : callable, optional
-        ``describe(document, schemas, settings)`` adds bodies and problems to the OpenAPI document in place,
-        because the routes read raw bodies. ``schemas`` are the document's components.
-    install : callable, optional
-        ``install(app, settings)`` adds middleware when the application is created. The middleware of the
-        last feature is outermost.
-    lifespan : callable, optional
-        ``lifespan(app, settings)`` returns an async context manager that holds resources while the
-        application runs. Features are entered in order and left in reverse order.
-    """
-
+    #: The endpoints.
     router: APIRouter | None = None
+    #: ``describe(document, schemas, settings)`` adds bodies and problems to the OpenAPI document in place, because the
+    #: routes read raw bodies. ``schemas`` are the document's components.
     describe: Callable[[Schema, Schema, Settings], None] | None = None
+    #: ``install(app, settings)`` adds middleware when the application is created. The middleware of the last feature is
+    #: outermost.
     install: Callable[[FastAPI, Settings], None] | None = None
+    #: ``lifespan(app, settings)`` returns an async context manager that holds resources while the application runs.
+    #: Features are entered in order and left in reverse order.
     lifespan: Callable[[FastAPI, Settings], AbstractAsyncContextManager[None]] | None = None
 
 

@@ -72,10 +72,7 @@ DEFAULTS: dict[str, float] = {
 def with_defaults(given: Mapping[str, float]) -> dict[str, float]:
     """The default limits, with the given ones in their place.
 
-    Raises
-    ------
-    ValueError
-        A name is not known, or a limit is not positive.
+    Raises ValueError: a name is not known, or a limit is not positive.
     """
     for name, limit in given.items():
         if name not in DEFAULTS:
@@ -90,10 +87,7 @@ def with_defaults(given: Mapping[str, float]) -> dict[str, float]:
 def too_large(kind: str, request: Request[Any], limits: Mapping[str, float]) -> tuple[str, str] | None:
     """Name and message of the first size of a request beyond its limit; None if there is none.
 
-    Raises
-    ------
-    FieldError
-        Sizes cannot be determined because the request is wrong.
+    Raises FieldError: sizes cannot be determined because the request is wrong.
     """
     sizes: dict[str, float] = {"budget_s": request.budget or 0.0}
     sizes |= {f"{kind}.{name}": size for name, size in request.sizes().items()}

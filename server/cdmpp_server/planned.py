@@ -46,20 +46,13 @@ class QueryPlan(Protocol):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Work of an endpoint in a planning process. A :class:`CdmppError` of its functions becomes a problem.
+    """Work of an endpoint in a planning process. A :class:`CdmppError` of its functions becomes a problem."""
 
-    Attributes
-    ----------
-    form_of : callable
-        From the JSON value of the body to its pydantic model, which has a field ``model``.
-    plan_of : callable
-        From the form, a function that finds devices by name, and the most predictions of a request.
-    answer_of : callable
-        From the plan, the model's id and the predictions of its queries to a JSON value.
-    """
-
+    #: From the JSON value of the body to its pydantic model, which has a field ``model``.
     form_of: Callable[[Any], type[BaseModel]]
+    #: From the form, a function that finds devices by name, and the most predictions of a request.
     plan_of: Callable[[Any, Find, int], QueryPlan]
+    #: From the plan, the model's id and the predictions of its queries to a JSON value.
     answer_of: Callable[[Any, str, Sequence[Prediction]], dict[str, Any]]
 
 

@@ -88,7 +88,6 @@ class ProblemError(Exception):
     ----------
     code : str
         A key of :data:`STATUS_BY_CODE`; any other code needs ``status``.
-    detail, hint : str
     status : int, optional
         Overrides the code's usual status.
     headers : mapping, optional

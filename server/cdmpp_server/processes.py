@@ -19,7 +19,7 @@ from typing import Any, Self
 import cdmpp
 from cdmpp.errors import OverloadedError
 from cdmpp_server.concurrency import Deadline
-from cdmpp_server.load import Load, Place
+from cdmpp_server.load import ExpectedWork, Place
 from cdmpp_server.operate.access import current_sender
 from cdmpp_server.predict.admission import RefusedError
 from cdmpp_server.problems import ProblemError, SchemaViolation, internal_error
@@ -45,25 +45,17 @@ _SIGNAL_EACH_S = 0.1
 
 @dataclass(frozen=True)
 class ProcessKind:
-    """Names and problems of one kind of process.
+    """Names and problems of one kind of process."""
 
-    Attributes
-    ----------
-    process, work : str
-        Names for the log and for messages.
-    too_large, memory : str
-        Code and message of the problem of a job that needs too much memory.
-    hint : str
-        What to do where a job needs too much memory or time.
-    otherwise : str
-        What to do besides where too much work waits.
-    """
-
+    #: Names for the log and for messages.
     process: str
     work: str
+    #: Code and message of the problem of a job that needs too much memory.
     too_large: str
     memory: str
+    #: What to do where a job needs too much memory or time.
     hint: str
+    #: What to do besides where too much work waits.
     otherwise: str = ""
 
     @contextmanager
@@ -123,14 +115,8 @@ ADAPTING = ProcessKind(
 def planning(role: str, memory_bytes: int, limits: Mapping[str, float]) -> Callable[[], Worker]:
     """Return a function that makes a planning process, not started.
 
-    Parameters
-    ----------
-    role : {"inline", "jobs"}
-        Whether it serves requests or jobs.
-    memory_bytes : int
-        Memory of each process, beyond its libraries.
-    limits : mapping of str to float
-        Largest sizes of requests.
+    ``role``: whether it serves requests or jobs. ``memory_bytes``: memory of each process, beyond its libraries.
+    ``limits``: largest sizes of requests.
     """
     options, name = (role, json.dumps(dict(limits))), f"planning process ({role})"
     program = Program("cdmpp_server.plan", name, options, _numba_cache(), max_payload=_MAX_PLAN_BYTES)
@@ -168,7 +154,6 @@ class Processes:
 
     Parameters
     ----------
-    kind : ProcessKind
     workers : int
         Maximum number of processes; each starts when it is first needed.
     make : callable
@@ -185,7 +170,7 @@ class Processes:
         self, kind: ProcessKind, workers: int, make: Callable[[], Worker], max_queued: int, limit_s: float | None = None
     ) -> None:
         self._kind, self._limit_s = kind, limit_s
-        self._pool, self._load = SandboxPool(workers, make, max_queued), Load(workers)
+        self._pool, self._load = SandboxPool(workers, make, max_queued), ExpectedWork(workers)
 
     async def __aenter__(self) -> Self:
         return self
@@ -214,17 +199,8 @@ class Processes:
     def admitted(self, kind: str, deadline: Deadline, size: float = 1.0) -> Iterator[Place]:
         """Admit a request of one or more jobs; pass the place to :meth:`run`.
 
-        Parameters
-        ----------
-        kind : str
-            Requests of a kind take about the same time for each unit of their size.
-        deadline : Deadline
-        size : float
-
-        Raises
-        ------
-        ProblemError
-            503 if the request would probably miss its deadline.
+        ``kind``: requests of a kind take about the same time for each unit of their size.
+        Raises ProblemError: 503 if the request would probably miss its deadline.
         """
         try:
             place = self._load.admit(current_sender.get(), kind, size, deadline.left_s())
@@ -253,20 +229,11 @@ class Processes:
     ) -> WorkerReply:
         """Run one job. Senders get equal shares of the processes, by the time of their requests.
 
-        Parameters
-        ----------
-        place : Place, optional
-            Of :meth:`admitted`; default: the request has this job only.
-        seconds : float
-            Predicted time of this job, where it is known better than from earlier requests.
-        stoppable : bool
-            Whether the process ends the job on a signal.
-
-        Raises
-        ------
-        ProblemError
-            The refusal of the request; 409 for memory, 503 if it is not admitted, the queue is full or the process is
-            still being started, 504 at the deadline, 500 for a bug.
+        ``place``: of :meth:`admitted`; default: the request has this job only. ``seconds``: predicted time of this job,
+        where it is known better than from earlier requests. ``stoppable``: whether the process ends the job on a
+        signal.
+        Raises ProblemError: the refusal of the request; 409 for memory, 503 if it is not admitted, the queue is full or
+        the process is still being started, 504 at the deadline, 500 for a bug.
         """
         if place is None:
             with self.admitted(f"{header.get('do')} {header.get('kind')}", deadline) as place:
@@ -330,10 +297,7 @@ async def run_job(
 ) -> WorkerReply:
     """Run one job of the queue in a planning process.
 
-    Raises
-    ------
-    ProblemError
-        The refusal of the request; 409 for memory, 504 for time, 500 for a crash.
+    Raises ProblemError: the refusal of the request; 409 for memory, 504 for time, 500 for a crash.
     """
     with PLANNING.problems(header, limit_s=limit_s):
         reply, data = await worker.run(header, payload, limit_s, on_progress)

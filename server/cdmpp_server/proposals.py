@@ -72,10 +72,7 @@ class Proposal:
 class ProposalStore:
     """Access to the proposals. Calls block and raise :class:`cdmpp_server.observe.tables.StoreUnavailableError`.
 
-    Parameters
-    ----------
-    store : ObservationStore
-        Holds the database connection.
+    ``store``: holds the database connection.
     """
 
     def __init__(self, store: ObservationStore) -> None:
@@ -87,21 +84,10 @@ class ProposalStore:
         return row is None or (row.taken_at is None and row.number <= number - RECENT)
 
     def claim(self, key: Key, number: int) -> str | None:
-        """Reserve the proposal of a model on a device; None where there is one already.
+        """Reserve the proposal of a model on a device and return its id; None where there is one already.
 
-        An earlier proposal that was not taken is replaced after as many further observations as the drift is
-        measured from.
-
-        Parameters
-        ----------
-        key : Key
-        number : int
-            Number of observations of the model on the device.
-
-        Returns
-        -------
-        str or None
-            Id of the reserved proposal.
+        An earlier proposal that was not taken is replaced after as many further observations as the drift is measured
+        from; ``number``: observations of the model on the device.
         """
         id, now = secrets.token_hex(16), time.time()
         row = {"id": id, **key._asdict(), "number": number, "created_at": now}
@@ -209,10 +195,7 @@ def with_taken(predictor: LatencyPredictor, proposals: ProposalStore) -> tuple[L
 def with_proposal(predictor: LatencyPredictor, proposal: Proposal | None) -> LatencyPredictor:
     """A loaded model with a proposal instead of its adapter; the model itself if the proposal is for another base.
 
-    Raises
-    ------
-    ArtifactError
-        The proposal was made by another version of the service.
+    Raises ArtifactError: the proposal was made by another version of the service.
     """
     if proposal is None:
         return predictor

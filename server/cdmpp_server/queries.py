@@ -45,11 +45,7 @@ def _program(text: str, backend: Backend) -> TensorProgram:
 def encode_prices(predictions: Sequence[Prediction], positions: Sequence[int] | None = None) -> bytes:
     """Predictions as JSON; they are also stored with a job.
 
-    Parameters
-    ----------
-    predictions : sequence of Prediction
-    positions : sequence of int, optional
-        Index of the prediction of each program, where programs share them; default: each its own.
+    ``positions``: index of the prediction of each program, where programs share them; default: each its own.
     """
     answers = [prediction.to_dict() for prediction in predictions]
     places = range(len(answers)) if positions is None else positions

@@ -69,14 +69,8 @@ class Reloader:
     async def reload(self) -> str:
         """Load, test and swap the model; requests that have begun keep the old model.
 
-        Returns
-        -------
-        str
-            ``model_id`` of the base model from now on. An unchanged folder is not loaded again.
-
-        Raises
-        ------
-        ReloadRefusedError
+        Returns the ``model_id`` of the base model from now on. An unchanged folder is not loaded again.
+        Raises ReloadRefusedError.
         """
         async with self._lock:
             models: Models = self._state.models

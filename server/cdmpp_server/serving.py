@@ -42,10 +42,7 @@ def application(settings: Settings) -> FastAPI:
 def serve(settings: Settings) -> bool:
     """Serve until interrupted; return whether the service was ever ready.
 
-    Raises
-    ------
-    ListenError
-        Before the model is loaded.
+    Raises ListenError: before the model is loaded.
     """
     sockets = listen(settings.host, settings.port)
     raise_descriptor_limit()
@@ -107,10 +104,7 @@ def _running_on(host: str, sockets: list[socket.socket]) -> None:
 def listen(host: str, port: int) -> list[socket.socket]:
     """Bind the address: one socket for each address of a name, all with the same port.
 
-    Raises
-    ------
-    ListenError
-        The port is in use, or the address is not one of this machine.
+    Raises ListenError: the port is in use, or the address is not one of this machine.
     """
     try:
         addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -46,10 +46,7 @@ def injected(name: str, value: str) -> bool:
 def check_names(environment: Mapping[str, str], fields: Collection[str]) -> None:
     """Refuse variables that begin with CDMPP_ and that nothing reads, so that no misspelled setting is ignored.
 
-    Raises
-    ------
-    ValueError
-        The message names each unknown variable with the nearest known one, and no value.
+    Raises ValueError: the message names each unknown variable with the nearest known one, and no value.
     """
     known = {*OTHERS, *(PREFIX + field.upper() for field in fields)}
     wrong = [
@@ -108,157 +105,110 @@ class Settings(BaseSettings):
     Every field can be set by an environment variable (``CDMPP_`` and the name in capitals) or in the
     TOML file that ``CDMPP_SETTINGS_FILE`` names. An unknown ``CDMPP_`` variable and an unknown name in the
     file are refused: a misspelled setting would otherwise be ignored, and the service be open.
-
-    Parameters
-    ----------
-    model : Path, optional
-        Model folder. Default: the model in the package.
-    host, port
-        Address on which ``python -m cdmpp_server`` listens. 127.0.0.1 accepts local connections only.
-    allowed_hosts : sequence of str, optional
-        Names under which the service answers, in the environment separated by commas; ``*.example.com`` is every
-        name below, ``*`` every name. Default: localhost, 127.0.0.1, ::1 and `host`; with 0.0.0.0 every address
-        and the name of this machine.
-    workers : int
-        Number of server processes, each with its own model.
-    max_connections : int
-        Maximum number of connections of a worker; a request on a further one is refused (503).
-    max_header_bytes : int
-        Largest header of a request in bytes (431).
-    header_timeout_s : float
-        Time limit for the arrival of a request's header, also of the first one of a connection, in seconds.
-    max_body_bytes : int
-        Largest request body in bytes; a larger one is refused while it arrives. Parsing the worst body of
-        this size (all commas) takes 40 times its length in memory.
-    max_items : int
-        Maximum number of items of one ``/predict`` request; part of the published schema.
-    body_timeout_s : float
-        Time limit for the arrival of a request body, in seconds.
-    deadline_s : float
-        Time limit of a request from the arrival of its body, in seconds; a client may set a shorter one.
-    max_batch_rows : int
-        Maximum number of queries in one batch, over all requests.
-    max_queued_rows : int
-        Maximum number of waiting queries; a request beyond it is refused (503).
-    max_wait_s : float
-        Time for which a small batch right after another waits for further queries, in seconds.
-    max_concurrent : int
-        Maximum number of batches computed at a time.
-    max_queued : int
-        Maximum number of waiting other requests; one beyond it is refused (503).
-    cache_bytes : int
-        Memory of the cache of programs, in bytes.
-    answer_cache_bytes : int
-        Memory of the cache of predictions, in bytes.
-    max_adapted : int
-        Maximum number of adapted models (``POST /adapt``); the least recently used is removed first.
-    adapted_dir : Path, optional
-        Folder that keeps adapted models over a restart. Default: they are kept in memory only.
-    sandbox_workers : int
-        Maximum number of processes that read TVM JSON, TVMScript and ONNX files; each starts when needed.
-    sandbox_memory_bytes : int
-        Memory of such a process beyond its libraries, in bytes.
-    sandbox_timeout_s : float
-        Time limit for reading one program or model, in seconds, below `deadline_s`. A program that exceeds
-        it is refused, and the process is replaced.
-    adapt_workers : int
-        Maximum number of processes that adapt a model (``POST /adapt``); each starts when needed.
-    adapt_memory_bytes : int
-        Memory of such a process beyond its libraries, in bytes.
-    propose_models : bool
-        Start a job that proposes an adapted model when the predictions for a device have drifted.
-    database : str, optional
-        Database of observations, registered programs and jobs: path of a SQLite file, or
-        ``postgresql+psycopg://...``. Default: a file for this model in the user's state folder.
-    max_programs, max_program_bytes : int
-        Maximum number and total size of registered programs; the least recently used is removed first.
-    max_observations : int
-        Maximum number of stored observations, exceeded by 1 % for a while. Beyond it, the oldest of the key or
-        address with most are removed.
-    max_waiting_observations : int
-        Maximum number of observations that wait to be written; a request beyond it is refused (503).
-    plan_workers : int
-        Maximum number of processes for plans that are answered at once, ``/llm``, ``/training-step`` and ``/curve``;
-        each starts when needed.
-    plan_memory_bytes : int
-        Memory of a planning process beyond its libraries, in bytes; it applies to jobs too.
-    plan_limits : mapping of str to float
-        Largest sizes of plan requests, by the names in :mod:`cdmpp_server.plan_limits` (``replay.nodes``,
-        ``budget_s``); names that are not given keep their default. A larger request is refused (409).
-    max_inline_s : float
-        Largest search budget that is answered at once, in seconds; a longer search becomes a job.
-    warm_plans : bool
-        Start the first planning process with the service instead of at the first request for a plan.
-    job_workers : int
-        Number of jobs that each worker runs at a time, each in its own process.
-    max_jobs, max_kept_jobs : int
-        Maximum number of waiting and running jobs in a database, and of finished jobs.
-    max_job_share : float
-        Share of `max_jobs` that one key, or one address without a key, may have; at least one job.
-    job_keep_s : float
-        Time for which a finished job is kept, in seconds.
-    api_key_hashes : mapping of str to str, or list of str
-        SHA-256 of each accepted key, by a name for the log (``python -m cdmpp_server hash-key`` creates a
-        key). Default: no key is needed.
-    admin_key_hashes : mapping of str to str, or list of str
-        The same for administrators' keys, which are accepted everywhere. Default: no administration.
-    open_metrics : bool
-        Whether ``/metrics`` is readable without a key.
-    requests_per_s, items_per_s : float, optional
-        Rate limits of one key, or of one address without a key, in each worker; beyond them: 429.
-    log_format : {"auto", "json", "text"}
-        "auto": text on a terminal, else JSON.
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
+    #: Model folder. Default: the model in the package.
     model: Path | None = None
+    #: Address on which ``python -m cdmpp_server`` listens. 127.0.0.1 accepts local connections only.
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    #: Names under which the service answers, in the environment separated by commas; ``*.example.com`` is every name
+    #: below, ``*`` every name. Default: localhost, 127.0.0.1, ::1 and `host`; with 0.0.0.0 every address and the name
+    #: of this machine.
     allowed_hosts: Annotated[tuple[HostName, ...], Field(min_length=1), NoDecode, BeforeValidator(_parts)] | None = None
+    #: Number of server processes, each with its own model.
     workers: Annotated[int, Field(ge=1, le=256)] = 1
+    #: Maximum number of connections of a worker; a request on a further one is refused (503).
     max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 2000
+    #: Largest header of a request in bytes (431).
     max_header_bytes: Annotated[int, Field(ge=1024, le=2**24)] = 2**16
+    #: Time limit for the arrival of a request's header, also of the first one of a connection, in seconds.
     header_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
+    #: Largest request body in bytes; a larger one is refused while it arrives. Parsing the worst body of this size (all
+    #: commas) takes 40 times its length in memory.
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**31)] = 16 * 2**20
+    #: Maximum number of items of one ``/predict`` request; part of the published schema.
     max_items: Annotated[int, Field(ge=1, le=100_000)] = 10_000
+    #: Time limit for the arrival of a request body, in seconds.
     body_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
+    #: Time limit of a request from the arrival of its body, in seconds; a client may set a shorter one.
     deadline_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
+    #: Maximum number of queries in one batch, over all requests.
     max_batch_rows: Annotated[int, Field(ge=1, le=100_000)] = 256
+    #: Maximum number of waiting queries; a request beyond it is refused (503).
     max_queued_rows: Annotated[int, Field(ge=1, le=10_000_000)] = 20_000
+    #: Time for which a small batch right after another waits for further queries, in seconds.
     max_wait_s: Annotated[float, Field(ge=0, le=1)] = 0.001
+    #: Maximum number of batches computed at a time.
     max_concurrent: Annotated[int, Field(ge=1, le=64)] = 1
+    #: Maximum number of waiting other requests; one beyond it is refused (503).
     max_queued: Annotated[int, Field(ge=0, le=10_000)] = 64
+    #: Memory of the cache of programs, in bytes.
     cache_bytes: Annotated[int, Field(ge=0)] = 64 * 2**20
+    #: Memory of the cache of predictions, in bytes.
     answer_cache_bytes: Annotated[int, Field(ge=0)] = 64 * 2**20
+    #: Maximum number of adapted models (``POST /adapt``); the least recently used is removed first.
     max_adapted: Annotated[int, Field(ge=1, le=10_000)] = 16
+    #: Folder that keeps adapted models over a restart. Default: they are kept in memory only.
     adapted_dir: Path | None = None
+    #: Maximum number of processes that read TVM JSON, TVMScript and ONNX files; each starts when needed.
     sandbox_workers: Annotated[int, Field(ge=1, le=64)] = 1
+    #: Memory of such a process beyond its libraries, in bytes.
     sandbox_memory_bytes: Annotated[int, Field(ge=64 * 2**20, le=2**40)] = 2 * 2**30
+    #: Time limit for reading one program or model, in seconds, below `deadline_s`. A program that exceeds it is
+    #: refused, and the process is replaced.
     sandbox_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 5.0
+    #: Maximum number of processes that adapt a model (``POST /adapt``); each starts when needed.
     adapt_workers: Annotated[int, Field(ge=1, le=64)] = 1
+    #: Memory of such a process beyond its libraries, in bytes.
     adapt_memory_bytes: Annotated[int, Field(ge=64 * 2**20, le=2**40)] = 2 * 2**30
+    #: Start a job that proposes an adapted model when the predictions for a device have drifted.
     propose_models: bool = True
+    #: Database of observations, registered programs and jobs: path of a SQLite file, or ``postgresql+psycopg://...``.
+    #: Default: a file for this model in the user's state folder.
     database: Annotated[str | None, AfterValidator(check_database)] = None
+    #: Maximum number and total size of registered programs; the least recently used is removed first.
     max_programs: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
     max_program_bytes: Annotated[int, Field(ge=2**20)] = 2**30
+    #: Maximum number of stored observations, exceeded by 1 % for a while. Beyond it, the oldest of the key or address
+    #: with most are removed.
     max_observations: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1_000_000
+    #: Maximum number of observations that wait to be written; a request beyond it is refused (503).
     max_waiting_observations: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
+    #: Maximum number of processes for plans that are answered at once, ``/llm``, ``/training-step`` and ``/curve``;
+    #: each starts when needed.
     plan_workers: Annotated[int, Field(ge=1, le=64)] = 2
+    #: Memory of a planning process beyond its libraries, in bytes; it applies to jobs too.
     plan_memory_bytes: Annotated[int, Field(ge=64 * 2**20, le=2**40)] = 2 * 2**30
+    #: Largest sizes of plan requests, by the names in :mod:`cdmpp_server.plan_limits` (``replay.nodes``, ``budget_s``);
+    #: names that are not given keep their default. A larger request is refused (409).
     plan_limits: Annotated[dict[str, float], AfterValidator(with_defaults), Field(validate_default=True)] = {}
+    #: Largest search budget that is answered at once, in seconds; a longer search becomes a job.
     max_inline_s: Annotated[float, Field(ge=0, le=3600)] = 1.0
+    #: Start the first planning process with the service instead of at the first request for a plan.
     warm_plans: bool = True
+    #: Number of jobs that each worker runs at a time, each in its own process.
     job_workers: Annotated[int, Field(ge=0, le=64)] = 1
+    #: Maximum number of waiting and running jobs in a database, and of finished jobs.
     max_jobs: Annotated[int, Field(ge=1, le=100_000)] = 1000
+    #: Share of `max_jobs` that one key, or one address without a key, may have; at least one job.
     max_job_share: Annotated[float, Field(gt=0, le=1)] = 0.25
     max_kept_jobs: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
+    #: Time for which a finished job is kept, in seconds.
     job_keep_s: Annotated[float, Field(ge=1)] = 86_400.0
+    #: SHA-256 of each accepted key, by a name for the log (``python -m cdmpp_server hash-key`` creates a key). Default:
+    #: no key is needed.
     api_key_hashes: KeyHashes = {}
+    #: The same for administrators' keys, which are accepted everywhere. Default: no administration.
     admin_key_hashes: KeyHashes = {}
+    #: Whether ``/metrics`` is readable without a key.
     open_metrics: bool = True
+    #: Rate limits of one key, or of one address without a key, in each worker; beyond them: 429.
     requests_per_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
     items_per_s: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    #: "auto": text on a terminal, else JSON ({"auto", "json", "text"}).
     log_format: LogFormat = "auto"
 
     @classmethod

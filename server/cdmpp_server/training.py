@@ -15,8 +15,7 @@ from cdmpp.llm.options import TRAINING
 from cdmpp.predict.prediction import Seconds
 from cdmpp_server.concurrency import DESCRIPTION
 from cdmpp_server.fields import Device
-from cdmpp_server.llm import MAX_CONFIG_FIELDS
-from cdmpp_server.llm_options import with_options
+from cdmpp_server.llm import MAX_CONFIG_FIELDS, with_options
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned
 from cdmpp_server.predict.schema import ModelName

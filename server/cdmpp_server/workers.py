@@ -29,20 +29,13 @@ _POLLS_OF_A_SIGNAL = 300
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """Status of a worker after its last reload.
+    """Status of a worker after its last reload."""
 
-    Attributes
-    ----------
-    reloads : int
-        Number of reloads since the worker was started.
-    model_id : str
-        Id of the loaded base model.
-    error : str
-        Reason for which the last reload was refused, else empty.
-    """
-
+    #: Number of reloads since the worker was started.
     reloads: int
+    #: Id of the loaded base model.
     model_id: str
+    #: Reason for which the last reload was refused, else empty.
     error: str = ""
 
 
@@ -106,13 +99,7 @@ def _reloads(status: WorkerStatus | None) -> int:
 class Supervisor(Multiprocess):
     """Starts and monitors the workers.
 
-    Parameters
-    ----------
-    config : Config
-    sockets : list of socket
-        Listening sockets, shared by all workers.
-    statuses : WorkerStatuses
-        Statuses that the workers write.
+    ``sockets``: listening sockets, shared by all workers. ``statuses``: statuses that the workers write.
     """
 
     def __init__(self, config: Config, sockets: list[socket], statuses: WorkerStatuses) -> None:

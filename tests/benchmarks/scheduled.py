@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.schedules.parts import Scheduled, Split
+from benchmarks.schedules.parts import Scheduled, ScheduleSplit
 from cdmpp.data.records import Measurement, from_measurements, write_records
 from cdmpp.data.split_file import make_splits, write_splits
 from cdmpp.model.nn.config import NetworkConfig
@@ -28,20 +28,11 @@ def rows() -> list[Measurement]:
         users = ";".join(sorted({NETWORKS[task % 10]} | ({"net0"} if task % 7 == 0 else set())))
         for n, origin in enumerate(ORIGINS):
             text = program(8 + task, 2 ** (1 + n % 3), (0, 2)[n // 3])
+            about = {"backend": "tvm", "task": f"task{task}", "provenance": {"networks": users, "origin": origin}}
+            program_fields = {"program_hash": digest(text), **about}
             for device in DEVICES:
-                result.append(
-                    Measurement(
-                        text,
-                        "tvm_json",
-                        device.name,
-                        1e-6 * (1 + task + n),
-                        program_hash=digest(text),
-                        device_spec=device,
-                        backend="tvm",
-                        task=f"task{task}",
-                        provenance={"networks": users, "origin": origin},
-                    )
-                )
+                seconds = 1e-6 * (1 + task + n)
+                result.append(Measurement(text, "tvm_json", device.name, seconds, device_spec=device, **program_fields))
     return result
 
 
@@ -53,7 +44,7 @@ def networks(data: Scheduled, index: np.ndarray) -> set[str]:
     return set().union(*(data.dataset.networks[key] for key in data.dataset.rows.program[index].tolist()))
 
 
-def trained(split: Split) -> np.ndarray:
+def trained(split: ScheduleSplit) -> np.ndarray:
     return np.flatnonzero((split.part == 0) | (split.part == 1))
 
 

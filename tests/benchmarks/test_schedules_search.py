@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.schedules.parts import Scheduled
-from benchmarks.schedules.search import ROUND, SHARE, TRIALS, Pool, Search, group, pools
+from benchmarks.schedules.search import ROUND, SHARE, TRIALS, OfflineSearch, SchedulePool, group, pools
 from cdmpp.features.encode import EncodedPrograms, encode_many
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.train.evaluation.parts import row_parts
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def pool(scheduled: Scheduled) -> Pool:
+def pool(scheduled: Scheduled) -> SchedulePool:
     """A hundred programs of one task, the last one the fastest."""
     texts = [program(n, 2, 0) for n in range(8, 108)]
     latency_s = 1e-6 * np.linspace(9.0, 1.0, len(texts))
     encoded = [e for e in encode_many(texts, schedule=True) if isinstance(e, EncodedPrograms)]
-    return Pool("made up", "task", scheduled.dataset.devices[0], texts, encoded, latency_s)
+    return SchedulePool("made up", "task", scheduled.dataset.devices[0], texts, encoded, latency_s)
 
 
 def test_pools_are_test_tasks_with_enough_programs(scheduled: Scheduled, predictor: LatencyPredictor) -> None:
@@ -37,12 +37,12 @@ def test_pools_are_test_tasks_with_enough_programs(scheduled: Scheduled, predict
 
 
 def test_learning_methods_find_the_best_programs_of_a_pool(
-    pool: Pool, predictor: LatencyPredictor, monkeypatch: pytest.MonkeyPatch
+    pool: SchedulePool, predictor: LatencyPredictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("tvm")
     sizes = [np.full((1, 164), n, dtype=np.float32) for n in range(len(pool))]
     monkeypatch.setattr("benchmarks.schedules.search.per_store_features", lambda texts, gpu: sizes)
-    search = Search(pool, predictor)
+    search = OfflineSearch(pool, predictor)
     # Predictions in the opposite order: only runs can tell.
     search.log_s = np.log(pool.latency_s[::-1])
     trials = {name: search.figures(name, 0)["trials"] for name in search.methods}
@@ -53,9 +53,9 @@ def test_learning_methods_find_the_best_programs_of_a_pool(
         assert len(order) >= TRIALS[-1] and len(set(order.tolist())) == len(order)
 
 
-def test_pool_of_one_round_has_no_method_that_learns(pool: Pool, predictor: LatencyPredictor) -> None:
+def test_pool_of_one_round_has_no_method_that_learns(pool: SchedulePool, predictor: LatencyPredictor) -> None:
     small = replace(pool, texts=pool.texts[:8], encoded=pool.encoded[:8], latency_s=pool.latency_s[:8])
-    search = Search(small, predictor)
+    search = OfflineSearch(small, predictor)
     assert len(small) <= ROUND and list(search.methods) == ["random order", "cdmpp, frozen"]
     search.log_s = np.log(small.latency_s)
     found = group([search], 2)

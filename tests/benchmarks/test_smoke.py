@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
-from tests.waiting import PATIENCE_S
+from tests.waiting import ROOT, run_python
 
-ROOT = Path(__file__).resolve().parents[2]
 #: Modules that need the public tables, or another model: only their help is tested.
 NEED_PUBLIC_DATA = [
-    "accuracy",
-    "leave_one_device_out",
-    "peers",
-    "serving_truth.__main__",
-    "training_truth.__main__",
-    "quick.__main__",
-    "schedules.gpu",
-    "schedules.new_device",
-    "schedules.study",
-    "unseen_shapes",
+    *("accuracy", "leave_one_device_out", "peers", "serving_truth.__main__", "training_truth.__main__"),
+    *("quick.__main__", "schedules.gpu", "schedules.new_device", "schedules.study", "unseen_shapes"),
 ]
 #: Tiny sizes of the others. {out} is a result file, {folder} an empty folder, {records} some measured programs,
 #: {config} a training configuration of a few steps.
@@ -80,19 +69,12 @@ def test_help_prints_the_help_and_runs_nothing(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
-        for name, options in TINY.items()
-        if options is not None
-    ],
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in TINY if TINY[name]]
 )
 def test_benchmark_runs_on_tiny_sizes(name: str, tmp_path: Path, records: Path, config: Path) -> None:
     out, folder = tmp_path / "result.json", tmp_path / "work"
-    options = (TINY[name] or "").format(out=out, folder=folder, records=records, config=config).split()
-    command = [sys.executable, "-m", f"benchmarks.{name.removesuffix('.__main__')}", *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    options = TINY[name].format(out=out, folder=folder, records=records, config=config).split()
+    done = run_python("-m", f"benchmarks.{name.removesuffix('.__main__')}", *options, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout
     if out.exists():

@@ -54,17 +54,8 @@ def tables(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_rows_become_options(tables: tuple[Path, Path]) -> None:
     bridge, sharded, foundry, titan, fms = read_rows(*tables)[0]
-    assert (bridge.device.name, bridge.options["products"], bridge.options["sharding"]) == (
-        "gb200",
-        "mxfp8",
-        "optimizer",
-    )
-    assert (bridge.options["tp"], bridge.options["pp"], bridge.options["virtual_pp"], bridge.options["ep"]) == (
-        2,
-        4,
-        5,
-        1,
-    )
+    expected = {"products": "mxfp8", "sharding": "optimizer", "tp": 2, "pp": 4, "virtual_pp": 5, "ep": 1}
+    assert bridge.device.name == "gb200" and expected.items() <= bridge.options.items()
     assert bridge.seconds == pytest.approx(256 * 8192 / 2048 / 64)
     assert (sharded.options["sharding"], sharded.options["micro_batch"]) == ("fsdp", 2)
     assert sharded.options["products"] == "float8_e4m3"

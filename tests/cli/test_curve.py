@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -18,72 +17,38 @@ TEMPLATE = "linear:n=4096,k=1024,dtype=float16"
 
 
 def test_json_equals_the_python_result(run: Run, predictor: LatencyPredictor) -> None:
-    result = run(
-        "curve",
-        "3*linear:m=batch*ceil(tokens*0.5),n=64,k=max(64,batch)",
-        "rmsnorm:rows=tokens,cols=64",
-        "--axis",
-        "batch=1,2",
-        "--axis",
-        "tokens=1,8",
-        "--axis",
-        "dtype=float16,float32",
-        "--device",
-        "t4",
-        "-d",
-        "l4",
-        "--protocol",
-        "eager",
-        "--framework",
-        "pytorch",
-        "--implementation",
-        "composed",
-        "--monotone",
-        "tokens",
-        "--quantile",
-        0.25,
-        "--quantile",
-        0.75,
-        "--json",
-    )
-    assert result.exit_code == 0, result.output
+    linear, norm = "linear:m=batch*ceil(tokens*0.5),n=64,k=max(64,batch)", "rmsnorm:rows=tokens,cols=64"
+    axes = ("--axis=batch=1,2", "--axis=tokens=1,8", "--axis=dtype=float16,float32", "--monotone=tokens")
+    kind = ("--device=t4", "-d", "l4", "--protocol=eager", "--framework=pytorch", "--implementation=composed")
+    result = run.json("curve", f"3*{linear}", norm, *axes, *kind, "--quantile=0.25", "--quantile=0.75")
+    options = {"protocol": "eager", "framework": "pytorch", "implementation": "composed"}
     expected = predict_curve(
         predictor,
-        [
-            Template.parse("linear:m=batch*ceil(tokens*0.5),n=64,k=max(64,batch)", 3),
-            Template.parse("rmsnorm:rows=tokens,cols=64"),
-        ],
+        [Template.parse(linear, 3), Template.parse(norm)],
         {"batch": [1, 2], "tokens": [1, 8], "dtype": ["float16", "float32"]},
         ["t4", "l4"],
-        protocol="eager",
-        framework="pytorch",
         quantiles=(0.25, 0.75),
         monotone=["tokens"],
-        implementation="composed",
+        **options,
     )
-    assert json.loads(result.stdout) == expected.to_dict()
+    assert result == expected.to_dict()
 
 
 def test_table_has_a_line_for_every_point(run: Run, tmp_path: Path) -> None:
     device = tmp_path / "device.toml"
     device.write_text(SPECIFICATION_EXAMPLE)
-    result = run("curve", TEMPLATE, "--axis", "m=1,2,4,8", "--device", "t4", "--device", device)
-    assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
+    lines = run.ok("curve", TEMPLATE, "--axis", "m=1,2,4,8", "--device", "t4", "--device", device).stdout.splitlines()
     assert lines[0].split() == ["device", "m", "latency", "fitted", "interval", "domain"]
     assert [line.split()[:2] for line in lines[1:9]] == [[d, m] for d in ("t4", "my-gpu") for m in "1248"]
     assert "does not fall along m" in lines[-1]
 
 
 def test_points_that_cannot_be_predicted_are_reported_once(run: Run) -> None:
-    result = run("curve", TEMPLATE, "--axis", "m=1,0,2", "--device", "t4", "--device", "no-such-gpu")
-    assert result.exit_code == 0
+    result = run.ok("curve", TEMPLATE, "--axis", "m=1,0,2", "--device", "t4", "--device", "no-such-gpu")
     assert len(result.stdout.splitlines()) == 4
     assert result.stderr.count("no-such-gpu") == 1
     assert result.stderr.count("greater than or equal to 1") == 1
-    nothing = run("curve", TEMPLATE, "--axis", "m=0", "--device", "t4")
-    assert nothing.exit_code == 1
-    assert nothing.stdout == ""
+    run.refused("curve", TEMPLATE, "--axis", "m=0", "--device", "t4")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +62,6 @@ def test_points_that_cannot_be_predicted_are_reported_once(run: Run) -> None:
     ],
 )
 def test_invalid_curves_are_refused_in_one_line(run: Run, arguments: tuple[str, ...], message: str) -> None:
-    result = run("curve", TEMPLATE, "--device", "t4", *arguments)
-    assert result.exit_code == 1
-    assert message in result.stderr
-    assert "hint:" in result.stderr or "monotone" in message
+    result = run.refused("curve", TEMPLATE, "--device", "t4", *arguments)
+    assert message in result
+    assert "hint:" in result or "monotone" in message

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,23 +22,19 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def gemm(tmp_path: Path) -> Path:
     """Table of four rows in the layout of the public GEMM table, one of them with an unknown device."""
-    columns: dict[str, list[Any]] = {
-        "op": ["linear"] * 4,
-        "device": ["NVIDIA L40S", "NVIDIA B200", "NVIDIA L40S", "NVIDIA Foo"],
-        "framework": ["vllm", "sglang", "trtllm", "vllm"],
-        "dtype": ["bfloat16"] * 4,
-        "m": [1, 64, 32768, 8],
-        "n": [128, 4096, 65536, 8],
-        "k": [256, 8192, 32, 8],
-        "latency_us": [2.5, 11.0, 9000.0, 3.0],
-    }
-    pq.write_table(pa.table(columns), tmp_path / "gemm.parquet")
+    rows = [
+        {"device": "NVIDIA L40S", "framework": "vllm", "m": 1, "n": 128, "k": 256, "latency_us": 2.5},
+        {"device": "NVIDIA B200", "framework": "sglang", "m": 64, "n": 4096, "k": 8192, "latency_us": 11.0},
+        {"device": "NVIDIA L40S", "framework": "trtllm", "m": 32768, "n": 65536, "k": 32, "latency_us": 9000.0},
+        {"device": "NVIDIA Foo", "framework": "vllm", "m": 8, "n": 8, "k": 8, "latency_us": 3.0},
+    ]
+    table = pa.Table.from_pylist([{"op": "linear", "dtype": "bfloat16", **row} for row in rows])
+    pq.write_table(table, tmp_path / "gemm.parquet")
     return tmp_path / "gemm.parquet"
 
 
 def test_json_equals_the_python_result(run: Run, gemm: Path, predictor: LatencyPredictor) -> None:
-    result = run("eval", "--records", gemm, "--json")
-    assert result.exit_code == 0, result.output
+    result = run.ok("eval", "--records", gemm, "--json")
     assert result.stderr == ""
     report = json.loads(result.stdout)
     assert report == evaluate(predictor, [load_table(gemm)])
@@ -53,9 +48,7 @@ def test_json_equals_the_python_result(run: Run, gemm: Path, predictor: LatencyP
 
 
 def test_table_has_a_line_per_device_and_a_total(run: Run, gemm: Path) -> None:
-    result = run("eval", "--records", gemm)
-    assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
+    lines = run.ok("eval", "--records", gemm).stdout.splitlines()
     assert lines[0].split()[:5] == ["source", "device", "operator", "types", "n"]
     assert "NVIDIA B200" in lines[1] and "NVIDIA L40S" in lines[2] and " % " in lines[1]
     assert lines[3].startswith("all ")
@@ -65,10 +58,10 @@ def test_table_has_a_line_per_device_and_a_total(run: Run, gemm: Path) -> None:
 def test_several_files_and_selected_devices(run: Run, gemm: Path, tmp_path: Path) -> None:
     records = tmp_path / "records.parquet"
     assert run("data", "import", gemm, "--out", records).exit_code == 0
-    single = json.loads(run("eval", "--records", records, "--devices", "l40s,NVIDIA B200", "--json").stdout)
+    single = run.json("eval", "--records", records, "--devices", "l40s,NVIDIA B200")
     assert single["overall"]["n"] == 3 and single["unsupported"] == []
     files = ("--records", records, "--records", gemm)
-    both = json.loads(run("eval", *files, "--devices", "l40s", "--json").stdout)
+    both = run.json("eval", *files, "--devices", "l40s")
     assert both["overall"]["n"] == 4
     assert set(both["overall"]) == set(METRICS)
 
@@ -77,8 +70,7 @@ def test_short_device_name_is_its_commonest_board(run: Run, tmp_path: Path) -> N
     table = tmp_path / "mine.csv"
     program = '"linear:m=512,n=4096,k=1024,dtype=float16"'
     table.write_text(f"program,latency_us,device\n{program},12.5,h100-sxm\n{program},14.5,l40s\n")
-    result = run("eval", "--records", table, "--devices", "h100", "--json")
-    assert result.exit_code == 0, result.output
+    result = run.ok("eval", "--records", table, "--devices", "h100", "--json")
     assert [group["device"] for group in json.loads(result.stdout)["groups"]] == ["h100-sxm"]
     assert "note: h100 is read as h100-sxm" in result.stderr
     both = run("eval", "--records", table, "--devices", "NVIDIA L40S,h100-sxm", "--json")
@@ -95,10 +87,8 @@ def test_short_device_name_is_its_commonest_board(run: Run, tmp_path: Path) -> N
     ],
 )
 def test_invalid_arguments_are_refused(run: Run, gemm: Path, arguments: list[str], message: str) -> None:
-    result = run("eval", "--records", gemm, *arguments, "--json")
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ") and message in result.stderr
+    messages = run.refused("eval", "--records", gemm, *arguments, "--json")
+    assert messages.startswith("error: ") and message in messages
 
 
 def test_unknown_device_is_reported_before_any_table_is_evaluated(
@@ -108,16 +98,14 @@ def test_unknown_device_is_reported_before_any_table_is_evaluated(
         raise AssertionError("evaluated first")
 
     monkeypatch.setattr("cdmpp.train.evaluation.tables.evaluate", never)
-    result = run("eval", "--records", gemm, "--devices", "l40s,fooo")
-    assert result.exit_code == 1 and "fooo" in result.stderr
+    assert "fooo" in run.refused("eval", "--records", gemm, "--devices", "l40s,fooo")
     assert "evaluated first" in run("eval", "--records", gemm, "--devices", "NVIDIA Foo").stderr
 
 
 @pytest.mark.parametrize(("device", "message"), [("t4", "no row of t4 can"), ("NVIDIA Foo", "unknown_device 1")])
 def test_empty_selection_is_an_error(run: Run, gemm: Path, device: str, message: str) -> None:
-    result = run("eval", "--records", gemm, "--devices", device)
-    assert result.exit_code == 1 and result.stdout == ""
-    assert result.stderr.startswith("error: no row") and message in result.stderr
+    messages = run.refused("eval", "--records", gemm, "--devices", device)
+    assert messages.startswith("error: no row") and message in messages
 
 
 @pytest.mark.parametrize(("device", "advice"), [("h100", "h100-sxm"), ("", "add a column device")])
@@ -134,12 +122,11 @@ def test_missing_records_option_exits_with_code_2(run: Run) -> None:
 
 def test_data_import_and_info_agree(run: Run, gemm: Path, tmp_path: Path) -> None:
     out = tmp_path / "records.parquet"
-    imported = json.loads(run("data", "import", gemm, "--out", out, "--json").stdout)
+    imported = run.json("data", "import", gemm, "--out", out)
     assert imported["rows"] == 4 and imported["unsupported"] == {"unknown_device": 1}
-    info = json.loads(run("data", "info", out, "--json").stdout)
-    assert info["fingerprint"] == imported["fingerprint"]
-    text = run("data", "info", gemm)
-    assert text.exit_code == 0 and "4 rows" in text.stdout and "unknown_device 1" in text.stdout
+    assert run.json("data", "info", out)["fingerprint"] == imported["fingerprint"]
+    text = run.ok("data", "info", gemm)
+    assert "4 rows" in text.stdout and "unknown_device 1" in text.stdout
     assert f"wrote {out}" in run("data", "import", gemm, "--out", out).stdout
 
 
@@ -148,20 +135,17 @@ def test_dataset_folder_is_accepted_as_table(run: Run, gemm: Path, tmp_path: Pat
     folder.mkdir()
     assert run("eval", "--records", folder).exit_code == 1
     assert run("data", "import", gemm, "--out", folder / "records.parquet").exit_code == 0
-    report = json.loads(run("eval", "--records", folder, "--json").stdout)
-    assert report == json.loads(run("eval", "--records", gemm, "--json").stdout)
+    assert run.json("eval", "--records", folder) == run.json("eval", "--records", gemm)
     (folder / "records.parquet").rename(folder / "collect.sqlite")
     for command in (("data", "info", folder), ("eval", "--records", folder)):
-        result = run(*command)
-        assert result.exit_code == 1 and "is not finished" in result.stderr
-        assert f"cdmpp collect ... --out {folder}" in result.stderr
+        result = run.refused(*command)
+        assert "is not finished" in result
+        assert f"cdmpp collect ... --out {folder}" in result
 
 
 def test_invalid_data_paths_are_refused(run: Run, gemm: Path, tmp_path: Path) -> None:
     for arguments in (("info", tmp_path / "no"), ("import", gemm, "--out", tmp_path / "no" / "x.parquet")):
-        result = run("data", *arguments)
-        assert result.exit_code == 1
-        assert result.stderr.startswith("error: ")
+        assert run.refused("data", *arguments).startswith("error: ")
 
 
 def shape_in(part: int, count: int) -> list[int]:
@@ -175,36 +159,23 @@ def shape_in(part: int, count: int) -> list[int]:
 
 
 def _gemm_table(path: Path, sizes: list[int]) -> Path:
-    count = len(sizes)
-    columns: dict[str, list[Any]] = {
-        "op": ["linear"] * count,
-        "device": ["NVIDIA L40S"] * count,
-        "framework": ["vllm"] * count,
-        "dtype": ["bfloat16"] * count,
-        "m": sizes,
-        "n": [64] * count,
-        "k": [64] * count,
-        "latency_us": [5.0] * count,
-    }
-    pq.write_table(pa.table(columns), path)
+    row = {"op": "linear", "device": "NVIDIA L40S", "framework": "vllm", "dtype": "bfloat16", "n": 64, "k": 64}
+    pq.write_table(pa.Table.from_pylist([{**row, "m": m, "latency_us": 5.0} for m in sizes]), path)
     return path
 
 
 def test_the_report_counts_training_rows_and_split_leaves_them_out(run: Run, tmp_path: Path) -> None:
     trained, tested = shape_in(0, 3), shape_in(2, 2)
     table = _gemm_table(tmp_path / "gemm.parquet", trained + tested)
-    result = run("eval", "--records", table, "--json")
-    assert result.exit_code == 0, result.output
+    result = run.json("eval", "--records", table)
     parts = {"train": 3, "validation": 0, "test": 2, "trained_on": 3}
-    assert json.loads(result.stdout)["parts"] == parts
+    assert result["parts"] == parts
     assert "trained on 3 of these 5 rows; 2 belong to the test part" in run("eval", "--records", table).stdout
-    only = json.loads(run("eval", "--records", table, "--split", "test", "--json").stdout)
+    only = run.json("eval", "--records", table, "--split", "test")
     assert only["overall"]["n"] == 2
     assert only["parts"] == {"train": 0, "validation": 0, "test": 2, "trained_on": 0}
 
 
 def test_a_part_without_rows_is_an_error_that_names_it(run: Run, tmp_path: Path) -> None:
     table = _gemm_table(tmp_path / "gemm.parquet", shape_in(0, 2))
-    result = run("eval", "--records", table, "--split", "validation")
-    assert result.exit_code == 1
-    assert "no row in the validation part" in result.stderr
+    assert "no row in the validation part" in run.refused("eval", "--records", table, "--split", "validation")

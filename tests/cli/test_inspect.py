@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,7 @@ TEXT = "linear:m=64,n=128,k=32,bias=true"
 
 
 def test_json_shows_the_model_inputs(run: Run) -> None:
-    result = run("inspect", TEXT, "--json")
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout)
+    report = run.json("inspect", TEXT)
     assert report["feature_schema"] == SCHEMA_HASH
     (program,) = report["programs"]
     encoded = encode_operator(parse_operator(TEXT))
@@ -37,7 +34,7 @@ def test_json_shows_the_model_inputs(run: Run) -> None:
 
 
 def test_scaled_features_have_their_unscaled_values(run: Run) -> None:
-    leaves = json.loads(run("inspect", TEXT, "--json").stdout)["programs"][0]["leaves"]
+    leaves = run.json("inspect", TEXT)["programs"][0]["leaves"]
     product = max(leaves, key=lambda leaf: leaf["vector"]["loops"]["trips"]["value"])
     assert product["vector"]["loops"]["trips"]["value"] == 64 * 128 * 32
     assert product["vector"]["contraction"]["contraction_k"]["value"] == 32
@@ -49,9 +46,7 @@ def test_scaled_features_have_their_unscaled_values(run: Run) -> None:
 
 
 def test_text_shows_hash_loops_and_vectors(run: Run) -> None:
-    result = run("inspect", TEXT)
-    assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
+    lines = run.ok("inspect", TEXT).stdout.splitlines()
     assert lines[0] == TensorProgram.from_operator(TEXT).name
     assert f"hash {TensorProgram.from_operator(TEXT).hash}" in lines[1]
     assert any(line.strip().startswith("for ") and "in 128" in line for line in lines)
@@ -60,7 +55,7 @@ def test_text_shows_hash_loops_and_vectors(run: Run) -> None:
 
 
 def test_every_program_of_a_model_is_shown(run: Run) -> None:
-    report = json.loads(run("inspect", ROOT / "examples" / "transformer_block.onnx", "--json").stdout)
+    report = run.json("inspect", ROOT / "examples" / "transformer_block.onnx")
     assert len({program["hash"] for program in report["programs"]}) == len(report["programs"]) > 3
 
 
@@ -70,25 +65,23 @@ def test_tvm_program_has_schedule_features(run: Run, tmp_path: Path) -> None:
 
     path = tmp_path / "program.json"
     path.write_text(to_json(lower(parse_operator("softmax:rows=64,cols=32"))))
-    (program,) = json.loads(run("inspect", path, "--json").stdout)["programs"]
+    (program,) = run.json("inspect", path)["programs"]
     assert program["family"] == "tir" and len(program["leaves"]) >= 4
     for leaf in program["leaves"]:
         schedule = leaf["vector"]["schedule"]
         assert set(schedule) <= set(SCHEDULE_COLUMNS)
         # At most one row of 32 floats per array in the innermost loop.
         assert 64 <= schedule["working_set_1"]["value"] <= 3 * 32 * 4 + 64
-    lines = run("inspect", path).stdout.splitlines()
-    assert any(line.startswith("  schedule: ") and " B)" in line for line in lines)
+    assert any(line.startswith("  schedule: ") and " B)" in line for line in run("inspect", path).stdout.splitlines())
 
 
 def test_invalid_programs_are_refused(run: Run) -> None:
-    result = run("inspect", "linear:m=1", "--json")
-    assert result.exit_code == 1
-    assert result.stdout == "" and result.stderr.startswith("error: ") and "hint: " in result.stderr
+    messages = run.refused("inspect", "linear:m=1", "--json")
+    assert messages.startswith("error: ") and "hint: " in messages
 
 
 def test_sustained_shares_are_the_data_sheets_seconds_over_predicted_ones(run: Run) -> None:
-    rows = json.loads(run("devices", "rtx-4090", "h100-sxm", "--sustained", "--json").stdout)["sustained"]
+    rows = run.json("devices", "rtx-4090", "h100-sxm", "--sustained")["sustained"]
     assert {row["device"] for row in rows} == {"rtx-4090", "h100-sxm"}
     for row in rows:
         assert 0 < row["lower_share"] <= row["share"] <= row["upper_share"] and row["latency_s"] > 0

@@ -15,27 +15,15 @@ LLAMA_70B = ROOT / "examples" / "llm" / "llama-3.1-70b.json"
 
 def test_json_equals_the_python_result(run: Run, predictor: LatencyPredictor) -> None:
     options = ("--tp", 4, "--batch", 8, "--input", 256, "--output", 16, "--dtype", "bf16", "--weights", "fp8")
-    result = run("llm", LLAMA, "--device", "h100-sxm", *options, "--framework", "sglang", "--no-cuda-graph", "--json")
-    assert result.exit_code == 0, result.stderr
-    expected = estimate(
-        LLAMA,
-        "h100-sxm",
-        tp=4,
-        batch=8,
-        input=256,
-        output=16,
-        weights="float8_e4m3",
-        framework="sglang",
-        cuda_graph=False,
-        predictor=predictor,
-    )
-    assert json.loads(result.stdout) == expected.to_dict()
+    result = run.json("llm", LLAMA, "--device", "h100-sxm", *options, "--framework", "sglang", "--no-cuda-graph")
+    same = {"tp": 4, "batch": 8, "input": 256, "output": 16, "weights": "float8_e4m3", "framework": "sglang"}
+    expected = estimate(LLAMA, "h100-sxm", **same, cuda_graph=False, predictor=predictor)
+    assert result == expected.to_dict()
 
 
 def test_several_devices_are_a_list_and_a_table(run: Run) -> None:
     arguments = ("llm", LLAMA, "-d", "h100-sxm", "-d", "l40s", "--output", 4)
-    values = json.loads(run(*arguments, "--json").stdout)
-    assert [value["device"] for value in values] == ["h100-sxm", "l40s"]
+    assert [value["device"] for value in run.json(*arguments)] == ["h100-sxm", "l40s"]
     table = run(*arguments).stdout
     assert table.splitlines()[0].startswith("llama, 8.03 G parameters; tp 1, pp 1, ep 1, dp 1; batch 1")
     assert "16.3 of 85 GB" in table and "gate_up_proj" not in table
@@ -53,11 +41,10 @@ def test_a_single_device_shows_its_most_expensive_parts(run: Run, predictor: Lat
 
 def test_device_that_is_too_small_does_not_stop_the_others(run: Run) -> None:
     arguments = ("llm", LLAMA_70B, "-d", "h200", "-d", "t4", "--tp", 2, "--output", 2)
-    result = run(*arguments)
-    assert result.exit_code == 0
+    result = run.ok(*arguments)
     assert "h200" in result.stdout
     assert "at least 10 devices are needed" in result.stderr
-    values = json.loads(run(*arguments, "--json").stdout)
+    values = run.json(*arguments)
     assert values[0]["total_s"] > 0
     assert values[1]["error"]["code"] == "infeasible"
 
@@ -72,10 +59,7 @@ def test_failures_are_one_line_with_a_hint(run: Run, tmp_path: Path) -> None:
         ((other, "-d", "t4"), "config.model_type: 'mamba' is not known", "known: llama, mistral"),
         ((tmp_path / "absent.json", "-d", "t4"), "cannot be read", "config.json"),
     ):
-        result = run("llm", *arguments)
-        assert result.exit_code == 1
-        assert result.stdout == ""
-        error, advice = result.stderr.splitlines()
+        error, advice = run.refused("llm", *arguments).splitlines()
         assert message in error
         assert hint in advice
 
@@ -90,39 +74,34 @@ def test_a_profile_is_fitted_and_used(run: Run, tmp_path: Path) -> None:
     table, profile = tmp_path / "mine.csv", tmp_path / "mine.toml"
     table.write_text("batch,input,output,total_s\n1,128,32,0.5\n32,128,32,0.9\n8,1024,16,0.6\n")
     arguments = ("llm", "calibrate", table, "--config", LLAMA, "--device", "h100-sxm", "--out", profile)
-    result = run(*arguments)
-    assert result.exit_code == 0, result.stderr
+    result = run.ok(*arguments)
     assert result.stdout.startswith("3 rows; mean error ") and f"--engine {profile}" in result.stdout
-    value = json.loads(run("llm", LLAMA, "-d", "h100-sxm", "--engine", profile, "--output", 4, "--json").stdout)
-    assert value["engine"] == "vllm-calibrated"
-    assert json.loads(run(*arguments, "--json").stdout)["rows"] == 3
+    assert run.json("llm", LLAMA, "-d", "h100-sxm", "--engine", profile, "--output", 4)["engine"] == "vllm-calibrated"
+    assert run.json(*arguments)["rows"] == 3
     table.write_text("batch,rate,input,output,ttft_s,closed_loop,prefix_hit\n8,,128,32,0.5,yes,\n,2,128,32,0.3,,0.5\n")
     assert run(*arguments).exit_code == 0
     table.write_text("batch,input,output,total_s\n1,128,32,0.5\n1,128,32,0.0001\n")
-    refused = run(*arguments)
-    assert refused.exit_code == 1 and "row 2: total_s 0.0001 is below" in refused.stderr
+    assert "row 2: total_s 0.0001 is below" in run.refused(*arguments)
 
 
 def test_load_is_simulated(run: Run, predictor: LatencyPredictor, tmp_path: Path) -> None:
     options = ("--input", 256, "--output", 32, "--count", 24)
-    value = json.loads(run("llm", LLAMA, "-d", "h100-sxm", "--concurrency", 8, *options, "--json").stdout)
+    value = run.json("llm", LLAMA, "-d", "h100-sxm", "--concurrency", 8, *options)
     expected = simulate(LLAMA, "h100-sxm", concurrency=8, input=256, output=32, count=24, predictor=predictor)
     assert value == expected.to_dict()
-    table = run("llm", LLAMA, "-d", "h100-sxm", "-d", "t4", "--rate", 2, *options)
-    assert (
-        table.exit_code == 0 and "24 requests; engine vllm" in table.stdout and "tokens, a request has" in table.stderr
-    )
+    table = run.ok("llm", LLAMA, "-d", "h100-sxm", "-d", "t4", "--rate", 2, *options)
+    assert "24 requests; engine vllm" in table.stdout and "tokens, a request has" in table.stderr
     image = tmp_path / "load.png"
     goals = ("--tpot-goal", 0.02, "--prefill-pool", "tp=1,dp=2", "--plot", image)
-    value = json.loads(run("llm", LLAMA, "-d", "h100-sxm", "--concurrency", 4, *options, *goals, "--json").stdout)
+    value = run.json("llm", LLAMA, "-d", "h100-sxm", "--concurrency", 4, *options, *goals)
     pool = {"tp": 1, "dp": 2}
     few = {"input": 256, "output": 32, "count": 24, "prefill_pool": pool, "predictor": predictor}
     assert value["curve"] == [simulate(LLAMA, "h100-sxm", concurrency=n, **few).to_dict() for n in (1, 2, 4)]
     assert value["goodput"] == goodput(LLAMA, "h100-sxm", tpot_s=0.02, **few).to_dict()
     assert image.read_bytes().startswith(b"\x89PNG")
     # A device on which nothing fits takes neither table nor picture from the others, and its error says what does.
-    beside = run("llm", LLAMA, "-d", "t4", "-d", "h100-sxm", "--concurrency", 4, *options, *goals)
-    assert beside.exit_code == 0 and "h100-sxm" in beside.stdout and "goodput" in beside.stdout
+    beside = run.ok("llm", LLAMA, "-d", "t4", "-d", "h100-sxm", "--concurrency", 4, *options, *goals)
+    assert "h100-sxm" in beside.stdout and "goodput" in beside.stdout
     assert "on each t4 with tp=1, pp=1, weights take 16.1 GB" in beside.stderr and "devices are needed" in beside.stderr
     unknown = run("llm", LLAMA, "-d", "t40", "-d", "h100-sxm", "--concurrency", 4, *options)
     assert unknown.exit_code == 1 and "h100-sxm" in unknown.stdout
@@ -132,7 +111,7 @@ def test_load_is_simulated(run: Run, predictor: LatencyPredictor, tmp_path: Path
     assert "add --concurrency" in run("llm", LLAMA, "-d", "h100-sxm", "--plot", image).stderr
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,input,output\n0,100,4\n0.5,200,8\n")
-    assert json.loads(run("llm", LLAMA, "-d", "h100-sxm", "--requests", trace, "--json").stdout)["requests"] == 2
+    assert run.json("llm", LLAMA, "-d", "h100-sxm", "--requests", trace)["requests"] == 2
     trace.write_text("arrival_s,input\n0,100\n")
     assert "row 1 is no request" in run("llm", LLAMA, "-d", "h100-sxm", "--requests", trace).stderr
 

@@ -29,16 +29,13 @@ REQUEST: dict[str, Any] = {
 def files(run: Run, tmp_path: Path) -> tuple[Path, Path]:
     request, answer = tmp_path / "request.json", tmp_path / "answer.json"
     request.write_text(json.dumps(REQUEST))
-    made = run("plan", "pipeline", request, "--json")
-    assert made.exit_code == 0, made.output
-    answer.write_text(made.stdout)
+    answer.write_text(run.ok("plan", "pipeline", request, "--json").stdout)
     return request, answer
 
 
 def test_an_answer_of_the_command_passes(run: Run, files: tuple[Path, Path]) -> None:
-    done = run("plan", "check", *files)
-    assert done.exit_code == 0 and done.stdout.startswith("ok makespan_s=")
-    report = json.loads(run("plan", "check", *files, "--json").stdout)
+    assert run.ok("plan", "check", *files).stdout.startswith("ok makespan_s=")
+    report = run.json("plan", "check", *files)
     claimed = json.loads(files[1].read_text())
     assert report["ok"] and report["faults"] == [] and report["makespan_s"] == claimed["makespan_s"]
 
@@ -49,14 +46,14 @@ def test_a_wrong_answer_exits_with_code_1(run: Run, files: tuple[Path, Path]) ->
     answer.write_text(json.dumps({**claimed, "makespan_s": claimed["makespan_s"] - 1}))
     done = run("plan", "check", request, answer)
     assert done.exit_code == 1 and "the last pass ends at" in done.stdout
-    report = json.loads(run("plan", "check", request, answer, "--json").stdout)
+    report = run.json("plan", "check", request, answer)
     assert not report["ok"] and report["faults"]
 
 
 def test_the_answer_as_a_table_and_a_picture(run: Run, files: tuple[Path, Path], tmp_path: Path) -> None:
     picture = tmp_path / "plan.png"
-    done = run("plan", "pipeline", files[0], "--figure", picture)
-    assert done.exit_code == 0 and "above the lower bound" in done.stdout
+    done = run.ok("plan", "pipeline", files[0], "--figure", picture)
+    assert "above the lower bound" in done.stdout
     assert "model 0" in done.stdout and picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -70,17 +67,12 @@ def test_other_requests_are_refused(run: Run, tmp_path: Path, text: str) -> None
 
 def test_predicted_costs_are_priced_again(run: Run, tmp_path: Path) -> None:
     forward = {"programs": [{"program": parse_operator(LINEAR).canonical(), "count": 2}], "device": "t4"}
-    model = {
-        "stages": 2,
-        "micro_batches": 2,
-        "forward": forward,
-        "backward": {**forward, "programs": 2 * forward["programs"]},
-    }
+    backward = {**forward, "programs": 2 * forward["programs"]}
+    model = {"stages": 2, "micro_batches": 2, "forward": forward, "backward": backward}
     value = {"models": [model], "ranks": 2, "budget_s": 600, "max_steps": 8}
     request, answer = tmp_path / "request.json", tmp_path / "answer.json"
     request.write_text(json.dumps(value))
-    made = run("plan", "pipeline", request, "--json")
-    assert made.exit_code == 0, made.output
+    made = run.ok("plan", "pipeline", request, "--json")
     found = json.loads(made.stdout)
     costs = found["costs"][0]
     assert costs["backward_s"] == pytest.approx(2 * costs["forward_s"])

@@ -21,27 +21,14 @@ MODEL = ROOT / "examples" / "transformer_block.onnx"
 
 def test_json_equals_the_python_result(run: Run, predictor: LatencyPredictor) -> None:
     softmax = "softmax:rows=4096,cols=512"
-    result = run(
-        "predict",
-        LINEAR,
-        softmax,
-        "--device",
-        "t4",
-        "--device",
-        "l4",
-        "--protocol",
-        "eager",
-        "--framework",
-        "pytorch",
-        "--implementation",
-        "tuned",
-        "--quantile",
-        0.25,
-        "--quantile",
-        0.75,
-        "--json",
+    options = (
+        "--protocol=eager",
+        "--framework=pytorch",
+        "--implementation=tuned",
+        "--quantile=0.25",
+        "--quantile=0.75",
     )
-    assert result.exit_code == 0, result.output
+    result = run.ok("predict", LINEAR, softmax, "--device=t4", "--device=l4", *options, "--json")
     assert result.stderr == ""
     output = json.loads(result.stdout)
     programs = [TensorProgram.from_operator(text) for text in (LINEAR, softmax)]
@@ -68,22 +55,17 @@ def test_json_equals_the_python_result(run: Run, predictor: LatencyPredictor) ->
 )
 def test_native_is_this_machine(run: Run, command: tuple[object, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cdmpp.devices.host.this_cpu_name", lambda threads: "xeon-platinum-8124m")
-    answer = run(*command, "native@1")
-    assert answer.exit_code == 0, answer.output
-    assert answer.stdout == run(*command, "xeon-platinum-8124m").stdout
+    assert run.ok(*command, "native@1").stdout == run(*command, "xeon-platinum-8124m").stdout
 
 
 def test_text_says_why_a_stand_in_is_not_in_the_domain(run: Run) -> None:
-    result = run("predict", LINEAR, "-d", "gfx942-tensile", "-d", "t4")
-    assert result.exit_code == 0, result.output
+    result = run.ok("predict", LINEAR, "-d", "gfx942-tensile", "-d", "t4")
     assert "1 of 2: " in result.stdout
     assert "stands in for a board" in result.stdout
 
 
 def test_text_has_a_line_per_program_and_device(run: Run, predictor: LatencyPredictor) -> None:
-    result = run("predict", LINEAR, "-d", "t4", "-d", "a100-pcie-40gb")
-    assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
+    lines = run.ok("predict", LINEAR, "-d", "t4", "-d", "a100-pcie-40gb").stdout.splitlines()
     assert len(lines) == 5  # header, two devices, two lines on what the latency means
     text = TensorProgram.from_operator(LINEAR).name
     for line, device in zip(lines[1:3], ("t4", "a100-pcie-40gb"), strict=True):
@@ -99,9 +81,7 @@ def test_text_has_a_line_per_program_and_device(run: Run, predictor: LatencyPred
 
 def test_model_has_counts_and_totals(run: Run) -> None:
     graph = load_programs(MODEL)
-    result = run("predict", MODEL, "--device", "t4", "--device", "v100-sxm2-16gb", "--json")
-    assert result.exit_code == 0, result.output
-    output = json.loads(result.stdout)
+    output = run.json("predict", MODEL, "--device", "t4", "--device", "v100-sxm2-16gb")
     assert [r["count"] for r in output["results"][::2]] == list(graph.counts)
     for total in output["totals"]:
         items = [r for r in output["results"] if r["device"] == total["device"]]
@@ -144,22 +124,18 @@ def test_invalid_item_does_not_stop_the_others(run: Run) -> None:
 
 
 def test_command_fails_if_no_item_is_predicted(run: Run) -> None:
-    result = run("predict", LINEAR, "--device", "a101-pcie-40gb")
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert "a100-pcie-40gb" in result.stderr and "hint: " in result.stderr
-    assert "Traceback" not in result.output
+    messages = run.refused("predict", LINEAR, "--device", "a101-pcie-40gb")
+    assert "a100-pcie-40gb" in messages and "hint: " in messages
 
 
 def test_user_defined_device_is_accepted(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "my-gpu.toml"
     path.write_text(SPECIFICATION_EXAMPLE)
-    item = json.loads(run("predict", LINEAR, "--device", path, "--json").stdout)["results"][0]
+    item = run.json("predict", LINEAR, "--device", path)["results"][0]
     assert item["device"] == load_device(str(path)).name
     assert item["latency_s"] > 0
     path.write_text("name = 'x'")
-    result = run("predict", LINEAR, "--device", path)
-    assert result.exit_code == 1 and "vendor" in result.stderr
+    assert "vendor" in run.refused("predict", LINEAR, "--device", path)
 
 
 @pytest.mark.parametrize(
@@ -175,9 +151,7 @@ def test_user_defined_device_is_accepted(run: Run, tmp_path: Path) -> None:
     ],
 )
 def test_wrong_usage_exits_with_code_2(run: Run, option: str, value: str) -> None:
-    result = run("predict", LINEAR, "--device", "t4", option, value)
-    assert result.exit_code == 2
-    assert result.stdout == "" and option in result.stderr
+    assert option in run.refused("predict", LINEAR, "--device", "t4", option, value, code=2)
 
 
 def test_missing_device_or_program_exits_with_code_2(run: Run) -> None:
@@ -187,20 +161,16 @@ def test_missing_device_or_program_exits_with_code_2(run: Run) -> None:
 
 @pytest.mark.parametrize("level", ["0", "1.5", "nan"])
 def test_invalid_quantile_is_refused(run: Run, level: str) -> None:
-    result = run("predict", LINEAR, "--device", "t4", "--quantile", level, "--json")
-    assert result.exit_code == 1
-    assert result.stdout == "" and "hint" in result.stderr
+    assert "hint" in run.refused("predict", LINEAR, "--device", "t4", "--quantile", level, "--json")
 
 
 def test_dims_are_refused_for_operators(run: Run) -> None:
-    result = run("predict", LINEAR, "--device", "t4", "--dim", "batch=2")
-    assert result.exit_code == 1 and "ONNX" in result.stderr
+    assert "ONNX" in run.refused("predict", LINEAR, "--device", "t4", "--dim", "batch=2")
 
 
 def test_invalid_model_folder_is_refused(run: Run, tmp_path: Path) -> None:
-    result = run("predict", LINEAR, "--device", "t4", "--model", tmp_path, "--json")
-    assert result.exit_code == 1
-    assert result.stdout == "" and "not a model folder" in result.stderr
+    messages = run.refused("predict", LINEAR, "--device", "t4", "--model", tmp_path, "--json")
+    assert "not a model folder" in messages
 
 
 @pytest.mark.tvm
@@ -210,17 +180,15 @@ def test_tvm_program_is_predicted(run: Run, tmp_path: Path) -> None:
 
     path = tmp_path / "program.json"
     path.write_text(to_json(lower(parse_operator("linear:m=64,n=128,k=32"))))
-    item = json.loads(run("predict", path, "--device", "intel-xeon-amx-2t-avx2", "--json").stdout)["results"][0]
+    item = run.json("predict", path, "--device", "intel-xeon-amx-2t-avx2")["results"][0]
     assert item["backend"] == "tvm" and item["latency_s"] > 0
-    refused = run("predict", path, "--device", "t4")
-    assert refused.exit_code == 1 and "stores outside of thread bindings, and t4 is a GPU" in refused.stderr
+    assert "stores outside of thread bindings, and t4 is a GPU" in run.refused("predict", path, "--device", "t4")
     path.write_text("{}")
     assert run("predict", path, "--device", "t4").exit_code == 1
 
 
 def test_short_device_name_prints_its_board_and_the_others(run: Run) -> None:
-    result = run("predict", "linear:m=64,n=64,k=64", "--device", "h100")
-    assert result.exit_code == 0, result.output
+    result = run.ok("predict", "linear:m=64,n=64,k=64", "--device", "h100")
     assert "note: h100 is read as h100-sxm; other boards: h100-pcie, h100-nvl" in result.stderr
     assert " h100-sxm " in result.stdout
     assert "backend: library" in result.stdout
@@ -246,16 +214,15 @@ def test_exported_torch_model_is_read_as_library_kernels(run: Run, tmp_path: Pat
 
     inputs = (torch.zeros(8, 64),), {"scale": torch.zeros(8, 64)}
     torch.export.save(torch.export.export(Block().eval(), *inputs), tmp_path / "block.pt2")
-    result = run("predict", tmp_path / "block.pt2", "--device", "t4", "--json")
-    assert result.exit_code == 0, result.output
-    names = [entry["name"].partition(":")[0] for entry in json.loads(result.stdout)["results"]]
+    result = run.json("predict", tmp_path / "block.pt2", "--device", "t4")
+    names = [entry["name"].partition(":")[0] for entry in result["results"]]
     assert names == ["linear", "relu", "linear", "mul"]
-    assert {entry["backend"] for entry in json.loads(result.stdout)["results"]} == {"library"}
+    assert {entry["backend"] for entry in result["results"]} == {"library"}
 
 
 def test_total_of_a_model_has_an_interval_and_shares_of_domains(run: Run) -> None:
     setting = ("--device", "t4", "--protocol", "eager", "--framework", "pytorch")
-    output = json.loads(run("predict", MODEL, *setting, "--json").stdout)
+    output = run.json("predict", MODEL, *setting)
     (total,), rows = output["totals"], output["results"]
     for key in ("latency_s", "lower_s", "upper_s"):
         assert total[key] == pytest.approx(sum(r["count"] * r[key] for r in rows), rel=1e-12)
@@ -264,8 +231,7 @@ def test_total_of_a_model_has_an_interval_and_shares_of_domains(run: Run) -> Non
     # One operator of seven is near; it takes less than a tenth of the time.
     assert {r["domain"] for r in rows} == {"in", "near"} and total["domain"] == "in"
     assert sum(total["domain_shares"].values()) == pytest.approx(1.0) and total["lower_bound"] is False
-    done = run("predict", MODEL, *setting, "--strict")
-    assert done.exit_code == 0
+    done = run.ok("predict", MODEL, *setting, "--strict")
     [line] = [line for line in done.stdout.splitlines() if line.startswith("total on t4: ")]
     assert f", domain in: {100 * inside:.0f} % of the time in, {100 * (1 - inside):.0f} % near (" in line
     assert " ms [" in line and "at least" not in line
@@ -281,22 +247,20 @@ def test_nodes_left_out_make_the_total_a_lower_bound(run: Run, tmp_path: Path) -
     path = tmp_path / "lstm.onnx"
     constants = {"w": weight(1, 256, 32), "u": weight(1, 256, 64)}
     path.write_bytes(model(nodes, {"x": (10, 8, 32)}, ["y"], constants))
-    output = json.loads(run("predict", path, "--device", "t4", "--json").stdout)
+    output = run.json("predict", path, "--device", "t4")
     assert [u["operator"] for u in output["unsupported"]] == ["LSTM"]
     assert [total["lower_bound"] for total in output["totals"]] == [True]
-    text = run("predict", path, "--device", "t4")
-    assert text.exit_code == 0 and "total on t4: at least " in text.stdout
+    text = run.ok("predict", path, "--device", "t4")
+    assert "total on t4: at least " in text.stdout
     assert "a lower bound: 1 node is left out" in text.stdout
     for more in ((), ("--json",)):
-        strict = run("predict", path, "--device", "t4", "--strict", *more)
-        assert strict.exit_code == 3 and "lower bound" in strict.stderr
+        assert "lower bound" in run.refused("predict", path, "--device", "t4", "--strict", *more, code=3)
 
 
 def test_text_names_the_levels_that_bound_the_interval(run: Run, predictor: LatencyPredictor) -> None:
     from cdmpp.utils.units import format_latency
 
-    result = run("predict", LINEAR, "--device", "t4", "--quantile", 0.9, "--quantile", 0.95)
-    assert result.exit_code == 0, result.output
+    result = run.ok("predict", LINEAR, "--device", "t4", "--quantile", 0.9, "--quantile", 0.95)
     assert "interval: 10 % – 90 %" in result.stdout
     header, row = result.stdout.splitlines()[:2]
     [answer] = predictor.predict([LINEAR], "t4", quantiles=(0.9, 0.95))
@@ -311,7 +275,7 @@ def test_schedules_of_a_search_are_ranked_not_added(run: Run, tmp_path: Path) ->
     write_database(tmp_path, [2, 4, 8, 8])
     write_database(tmp_path, [4, 16], size=32)
     command = ("predict", tmp_path, "--device", "xeon-platinum-8124m")
-    output = json.loads(run(*command, "--json").stdout)
+    output = run.json(*command)
     fastest = []
     for task, schedules in (("task0", 3), ("task1", 2)):
         entries = sorted((e for e in output["results"] if e["task"] == task), key=lambda e: e["rank"])
@@ -324,5 +288,5 @@ def test_schedules_of_a_search_are_ranked_not_added(run: Run, tmp_path: Path) ->
     assert not total["lower_bound"]
     text = run(*command).stdout
     assert f"   1  {entries[0]['name']} " in text and "tasks: 2 of 2, schedules: 5" in text
-    replayed = run("replay", tmp_path, "--device", "xeon-platinum-8124m")
-    assert replayed.exit_code == 1 and "alternative schedules of tasks (task0, task1)" in replayed.stderr
+    replayed = run.refused("replay", tmp_path, "--device", "xeon-platinum-8124m")
+    assert "alternative schedules of tasks (task0, task1)" in replayed

@@ -61,8 +61,7 @@ def expected(predictor: LatencyPredictor, devices: list[str]) -> list[dict[str, 
 
 def test_csv_equals_the_predictions_to_the_last_digit(run: Run, predictor: LatencyPredictor, tmp_path: Path) -> None:
     table = write_csv(tmp_path / "ops.csv", [{"id": i, "program": text} for i, text in enumerate(PROGRAMS)])
-    result = run("predict", table, "-d", "t4", "-d", "l4")
-    assert result.exit_code == 0, result.output
+    result = run.ok("predict", table, "-d", "t4", "-d", "l4")
     rows = read_csv(result.stdout)
     assert [(row["row"], row["device"]) for row in rows] == [
         (str(n), device) for n in range(1, len(PROGRAMS) + 1) for device in ("t4", "l4")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -29,9 +28,7 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_probe_writes_records_and_a_specification(run: Run, device: Path, tmp_path: Path) -> None:
     out = tmp_path / "probed"
-    result = run("probe", "--device", device, "--threads", 1, "--out", out, "--json")
-    assert result.exit_code == 0, result.output
-    summary = json.loads(result.stdout)
+    summary = run.json("probe", "--device", device, "--threads", 1, "--out", out)
     assert [bool(p["failure"]) for p in summary["programs"]] == [False, False, False, True]
     assert "int8" in summary["programs"][3]["failure"]
     table = load_table(out)
@@ -43,8 +40,7 @@ def test_probe_writes_records_and_a_specification(run: Run, device: Path, tmp_pa
 
 
 def test_text_lists_ceilings_and_files(run: Run, device: Path, tmp_path: Path) -> None:
-    result = run("probe", "--device", device, "--out", tmp_path / "probed")
-    assert result.exit_code == 0, result.output
+    result = run.ok("probe", "--device", device, "--out", tmp_path / "probed")
     assert "floor_eager_s" in result.stdout and "sustained by mine" in result.stdout
     assert f"wrote {tmp_path / 'probed' / 'records.parquet'}" in result.stdout
 
@@ -58,6 +54,5 @@ def test_unavailable_devices_and_protocols_are_refused(run: Run, device: Path, t
         *([] if torch.cuda.is_available() else [(("--on", "cuda:0"), "0 CUDA devices")]),
         *([] if torch.cuda.is_available() else [(("--device", "t4"), "0 CUDA devices")]),
     ):
-        result = run("probe", "--device", device, *arguments, "--out", out)
-        assert result.exit_code == 1 and message in result.stderr, result.output
+        assert message in run.refused("probe", "--device", device, *arguments, "--out", out)
         assert not out.exists()

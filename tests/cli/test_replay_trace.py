@@ -26,18 +26,10 @@ def pair(tmp_path: Path) -> list[Path]:
 
 def test_json_is_the_python_answer(run: Run, predictor: LatencyPredictor, pair: list[Path]) -> None:
     options = ["--device", "h100-sxm", "--ranks", 8, "--link", "nvlink4", "--speed-up", "gemm=2", "--remove", "add_"]
-    result = run("replay", *pair, *options, "--json")
-    assert result.exit_code == 0, result.output
-    expected = replay_trace(
-        *pair,
-        device="h100-sxm",
-        ranks=8,
-        link="nvlink4",
-        speed_up=[("gemm", 2.0)],
-        remove=["add_"],
-        predictor=predictor,
-    )
-    answer = json.loads(result.stdout)
+    result = run.json("replay", *pair, *options)
+    same = {"device": "h100-sxm", "ranks": 8, "link": "nvlink4", "speed_up": [("gemm", 2.0)], "remove": ["add_"]}
+    expected = replay_trace(*pair, **same, predictor=predictor)
+    answer = result
     assert answer == json.loads(json.dumps(expected.to_dict()))
     assert len(answer["what_if"]) == 6 and answer["model_id"] == predictor.model_id
 
@@ -45,10 +37,8 @@ def test_json_is_the_python_answer(run: Run, predictor: LatencyPredictor, pair: 
 @pytest.mark.parametrize("name", ["graph.json", "graph.parquet"])
 def test_saved_graph_is_replayed_again(run: Run, tmp_path: Path, pair: list[Path], name: str) -> None:
     graph = tmp_path / name
-    first = json.loads(run("replay", *pair, "--save-graph", graph, "--json").stdout)
-    again = run("replay", graph, "--what-if", "class=comm:ratio=0.5", "--json")
-    assert again.exit_code == 0, again.output
-    plan = json.loads(again.stdout)
+    first = run.json("replay", *pair, "--save-graph", graph)
+    plan = run.json("replay", graph, "--what-if", "class=comm:ratio=0.5")
     assert plan["makespan_s"] == pytest.approx(first["replayed_s"])
     assert plan["what_if"][0]["saving_s"] == pytest.approx(100e-6)
 
@@ -67,25 +57,21 @@ def test_saved_graph_is_replayed_again(run: Run, tmp_path: Path, pair: list[Path
     ],
 )
 def test_errors_name_the_problem(run: Run, pair: list[Path], arguments: list[str], code: int, says: str) -> None:
-    result = run("replay", *pair, *arguments)
-    assert result.exit_code == code
-    assert says in " ".join(result.output.replace("│", " ").split())
-    assert "Traceback" not in result.output
+    messages = run.refused("replay", *pair, *arguments, code=code)
+    assert says in " ".join(messages.replace("│", " ").split())
 
 
 def test_a_cut_trace_is_one_line_and_writes_nothing(run: Run, tmp_path: Path, pair: list[Path]) -> None:
     cut, graph = tmp_path / "cut.json.gz", tmp_path / "graph.json"
     cut.write_bytes(gzip.compress(pair[1].read_bytes())[:600])
-    result = run("replay", cut, "--save-graph", graph)
-    assert result.exit_code == 1 and result.stdout == "" and not graph.exists()
-    assert "the gzip file is cut" in result.stderr and "copy the whole file" in result.stderr
+    messages = run.refused("replay", cut, "--save-graph", graph)
+    assert "the gzip file is cut" in messages and "copy the whole file" in messages and not graph.exists()
 
 
 def test_options_of_traces_need_a_trace(run: Run) -> None:
-    result = run("replay", ROOT / "docs/examples/replay.json", "--remove", "gemm")
-    assert result.exit_code == 2 and "only for a trace" in result.output
-    several = run("replay", ROOT / "docs/examples/replay.json", ROOT / "docs/examples/replay.json")
-    assert several.exit_code == 2 and "one graph or model" in several.output
+    graph = ROOT / "docs/examples/replay.json"
+    assert "only for a trace" in run.refused("replay", graph, "--remove", "gemm", code=2)
+    assert "one graph or model" in run.refused("replay", graph, graph, code=2)
 
 
 COMMANDS = [

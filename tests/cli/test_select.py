@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -25,32 +24,21 @@ def mine(tmp_path: Path) -> list[object]:
 
 def test_selected_programs_are_measured(run: Run, mine: list[object], tmp_path: Path) -> None:
     folder = tmp_path / "todo"
-    result = run("select", *mine, "--k", 4, "--out", folder, "--json")
-    assert result.exit_code == 0, result.output
-    summary = json.loads(result.stdout)
+    summary = run.json("select", *mine, "--k", 4, "--out", folder)
     assert len(summary["programs"]) == 4 and summary["protocol"] == "eager" and summary["pool_programs"] == 10
     assert 0 < summary["estimate_s"] < 60 and sum(summary["families"].values()) == 4
-    measured = run("measure", folder, "--threads", 1, "--json")
-    assert measured.exit_code == 0, measured.output
-    assert json.loads(measured.stdout)["records"] == 4
+    assert run.json("measure", folder, "--threads", 1)["records"] == 4
     table = load_table(folder)
     assert table.device.used() == ("mine",) and table.protocol.used() == ("eager",)
-    assert sorted(table.program_hashes) == sorted(
-        load_table(_filled(folder)).program_hashes
-    )  # the CSV is about the same programs
-    again = run("measure", folder, "--threads", 1)
-    assert again.exit_code == 0 and "4 records of mine (eager), 0 of them new" in again.stdout
-
-
-def _filled(folder: Path) -> Path:
+    # The CSV is about the same programs.
     path = folder / "programs.csv"
     path.write_text(path.read_text().replace(",,eager", ",5,eager"))
-    return path
+    assert sorted(table.program_hashes) == sorted(load_table(path).program_hashes)
+    assert "4 records of mine (eager), 0 of them new" in run.ok("measure", folder, "--threads", 1).stdout
 
 
 def test_text_shows_the_estimate_and_the_next_command(run: Run, mine: list[object], tmp_path: Path) -> None:
-    result = run("select", *mine, "--k", 3, "--sampler", "variance", "--out", tmp_path / "todo")
-    assert result.exit_code == 0, result.output
+    result = run.ok("select", *mine, "--k", 3, "--sampler", "variance", "--out", tmp_path / "todo")
     assert "3 of 10 programs" in result.stdout
     assert "measuring them on mine (eager) takes about" in result.stdout
     assert f"cdmpp measure {tmp_path / 'todo'} --on cpu" in result.stdout
@@ -64,8 +52,7 @@ def test_invalid_arguments_are_refused(run: Run, mine: list[object], tmp_path: P
         (("--device", "no-such"), "no device named"),
         (("--pool", tmp_path / "absent.txt"), "cannot be read"),
     ):
-        result = run("select", *mine, *arguments, "--out", folder)
-        assert result.exit_code == 1 and message in result.stderr, result.output
+        assert message in run.refused("select", *mine, *arguments, "--out", folder)
         assert not folder.exists()
     assert run("select", *mine, "--k", 2, "--out", tmp_path).exit_code == 1  # not empty
 
@@ -73,10 +60,8 @@ def test_invalid_arguments_are_refused(run: Run, mine: list[object], tmp_path: P
 def test_selection_for_a_gpu_is_not_measured_on_a_cpu(run: Run, mine: list[object], tmp_path: Path) -> None:
     folder = tmp_path / "todo"
     assert run("select", *mine, "--device", "t4", "--k", 2, "--out", folder).exit_code == 0
-    result = run("measure", folder, "--on", "cpu")
-    assert result.exit_code == 1 and "t4 is a gpu, not a CPU" in result.stderr
-    other = run("measure", folder, "--on", "cpu", "--device", tmp_path / "mine.toml")
-    assert other.exit_code == 1 and "protocol 'kernel'" in other.stderr
+    assert "t4 is a gpu, not a CPU" in run.refused("measure", folder, "--on", "cpu")
+    assert "protocol 'kernel'" in run.refused("measure", folder, "--on", "cpu", "--device", tmp_path / "mine.toml")
 
 
 def test_job_needs_out_and_refuses_on(run: Run, tmp_path: Path) -> None:

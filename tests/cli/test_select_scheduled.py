@@ -63,21 +63,17 @@ def test_chosen_programs_are_measured_and_adapt_the_model(
     run: Run, mine: list[object], model: Path, pool: Path, tmp_path: Path
 ) -> None:
     todo, adapted = tmp_path / "todo", tmp_path / "adapted"
-    result = run("select", *mine, "--pool", pool, "--k", 4, "--out", todo, "--json")
-    assert result.exit_code == 0, result.output
-    summary = json.loads(result.stdout)
+    summary = run.json("select", *mine, "--pool", pool, "--k", 4, "--out", todo)
     assert summary["pool_programs"] == 6 and len(summary["programs"]) == 4
     chosen = {p["program"] for p in json.loads((todo / "select.json").read_text())["programs"]}
     assert len(chosen) == 4 and {p["program"].split()[-1] for p in summary["programs"]} == chosen
-    measured = run("measure", todo)
-    assert measured.exit_code == 0, measured.output
+    run.ok("measure", todo)
     table = load_table(todo)
     assert set(table.program_hashes) == chosen and np.isfinite(table.latency_s).all()
     assert table.device.used() == ("mine",) and table.backend.used() == ("tvm",)
     before = (todo / "records.parquet").read_bytes()
     assert run("measure", todo).exit_code == 0 and (todo / "records.parquet").read_bytes() == before
-    result = run("adapt", "--model", model, "--records", todo, "--out", adapted)
-    assert result.exit_code == 0 and "programs of mine" in result.stdout, result.output
+    assert "programs of mine" in run.ok("adapt", "--model", model, "--records", todo, "--out", adapted).stdout
     assert run("predict", pool / "4.json", "--device", tmp_path / "mine.toml", "--model", adapted).exit_code == 0
 
 
@@ -87,8 +83,7 @@ def test_selection_is_built_for_another_machine(run: Run, mine: list[object], po
     options = ("--target", "native@1", "--device", tmp_path / "mine.toml")
     assert run("collect", todo, "--network", "mixer", "--out", job).exit_code == 2
     assert run("collect", todo, *options, "--build-only", "--repeat-gap-s", 0, "--out", job).exit_code == 0
-    result = run("measure", job, "--device", tmp_path / "mine.toml", "--out", out)
-    assert result.exit_code == 0, result.output
+    run.ok("measure", job, "--device", tmp_path / "mine.toml", "--out", out)
     chosen = {p["program"] for p in json.loads((todo / "select.json").read_text())["programs"]}
     assert set(load_table(out).program_hashes) == chosen
 
@@ -106,16 +101,14 @@ def test_choice_ignores_latencies_and_programs_of_gpus(
         ]
         write_records(from_measurements(rows), tmp_path / f"{number}.parquet")
         todo = tmp_path / f"todo-{number}"
-        result = run("select", *mine, "--pool", tmp_path / f"{number}.parquet", "--k", 2, "--out", todo)
-        assert result.exit_code == 0 and "2 of 3 programs (left out: needs a GPU 1)" in result.stdout, result.output
+        result = run.ok("select", *mine, "--pool", tmp_path / f"{number}.parquet", "--k", 2, "--out", todo)
+        assert "2 of 3 programs (left out: needs a GPU 1)" in result.stdout
         chosen.append(json.loads((todo / "select.json").read_text())["programs"])
     assert chosen[0] == chosen[1]
 
 
 def test_pool_of_a_network(run: Run, mine: list[object], tmp_path: Path) -> None:
     network = "elementwise:rows=8,columns=8"
-    result = run("select", *mine, "--network", network, "--k", 3, "--out", tmp_path / "todo", "--json")
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["pool"] == [network]
+    assert run.json("select", *mine, "--network", network, "--k", 3, "--out", tmp_path / "todo")["pool"] == [network]
     refused = run("select", *mine[2:], "--network", network, "--k", 3, "--out", tmp_path / "other")
     assert refused.exit_code == 2 and "--network" in refused.output

@@ -10,23 +10,14 @@ import sys
 import pytest
 
 from cdmpp.cli.streams import SafeStream
-from tests.cli.conftest import ROOT
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, ROOT
 
 
 def cdmpp(arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a shell, with redirections."""
-    shell = f"'{sys.executable}' -m cdmpp {arguments}"
+    shell = ["bash", "-c", f"'{sys.executable}' -m cdmpp {arguments}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        ["bash", "-c", shell],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    return subprocess.run(shell, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_control_characters_are_escaped() -> None:

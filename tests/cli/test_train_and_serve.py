@@ -6,7 +6,6 @@ import io
 import json
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,8 @@ import uvicorn
 
 from cdmpp.cli.train import print_errors
 from cdmpp_server.settings import Settings
-from tests.cli.conftest import PATIENCE_S, ROOT, Run
+from tests.cli.conftest import Run
+from tests.waiting import ROOT, run_python
 
 pytestmark = pytest.mark.slow
 
@@ -74,9 +74,7 @@ def gemm(tmp_path: Path) -> Path:
 def test_trained_model_predicts_and_is_evaluated(run: Run, gemm: Path, tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(CONFIG)
     common = ("--config", tmp_path / "tiny.toml", "--records", gemm, "--run", tmp_path / "run")
-    result = run("train", *common, "--out", tmp_path / "model")
-    assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
+    lines = run.ok("train", *common, "--out", tmp_path / "model").stdout.splitlines()
     assert lines[1].split()[:4] == ["source", "device", "operator", "n"]
     assert lines[1].endswith("roofline MAPE  mean MAPE  xgboost MAPE")
     assert [line.split()[:3] for line in lines[2:6]] == [
@@ -86,7 +84,7 @@ def test_trained_model_predicts_and_is_evaluated(run: Run, gemm: Path, tmp_path:
         ["all", "all", "all"],
     ]
     # The repeated command evaluates and writes the finished run without training.
-    again = json.loads(run("train", *common, "--out", tmp_path / "again", "--json").stdout)
+    again = run.json("train", *common, "--out", tmp_path / "again")
     assert again["model_id"] in lines[-1]
     assert again["metrics"]["overall"]["n"] > 0
     model = ("--model", tmp_path / "model", "--json")
@@ -100,29 +98,20 @@ def test_a_machine_with_three_libraries_trains_the_same_model(run: Run, gemm: Pa
     (tmp_path / "tiny.toml").write_text(CONFIG.replace("[optimiser]", "[optimiser]\nthreads = 1"))
     common, job = ("--config", tmp_path / "tiny.toml", "--records", gemm), tmp_path / "job"
     here = run("train", *common, "--run", tmp_path / "run", "--out", tmp_path / "model", "--on", "cpu")
-    prepared = run("train", *common, "--prepare", job)
-    assert prepared.exit_code == 0, prepared.output
+    run.ok("train", *common, "--prepare", job)
     assert "error: " in run("train", *common, "--prepare", job).stderr
     assert "has no weights.safetensors" in run("train", "--finish", job, "--records", gemm).stderr
     assert max(path.stat().st_size for path in job.iterdir()) < 20 * 2**20
 
     def train(*options: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", ELSEWHERE, str(job), "--on", "cpu", *options],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
+        return run_python("-c", ELSEWHERE, job, "--on", "cpu", *options)
 
     # A moment is over after the first step.
     assert "stopped after step 1 of 30" in train("--minutes", "1e-9").stdout
     assert "has a checkpoint" in train().stderr
     resumed = train("--resume")
     assert "finished after step 30" in resumed.stdout and "rows/s" in resumed.stdout, resumed.stderr
-    finished = run("train", "--finish", job, "--records", gemm)
-    assert finished.exit_code == 0, finished.output
+    finished = run.ok("train", "--finish", job, "--records", gemm)
     assert finished.stdout.splitlines()[-1].split()[-1] == here.stdout.splitlines()[-1].split()[-1]
     assert "other data" in run("train", "--finish", job, "--records", gemm, "--records", gemm).stderr
 
@@ -137,29 +126,19 @@ def test_a_machine_with_three_libraries_trains_the_same_model(run: Run, gemm: Pa
     ],
 )
 def test_options_that_do_not_go_together(run: Run, options: tuple[str, ...], message: str) -> None:
-    result = run("train", *options)
-    assert result.exit_code == 2 and message in " ".join(result.stderr.split())
+    assert message in " ".join(run.refused("train", *options, code=2).split())
 
 
 @pytest.mark.parametrize("content", ["nonsense = 1", "not toml", CONFIG.replace("false", "true")])
 def test_invalid_configurations_are_refused(run: Run, tmp_path: Path, content: str) -> None:
     (tmp_path / "c.toml").write_text(content)
-    result = run("train", "--config", tmp_path / "c.toml", "--out", tmp_path / "model")
-    assert result.exit_code == 1
-    assert result.stdout == "" and result.stderr.startswith("error: ")
+    assert run.refused("train", "--config", tmp_path / "c.toml", "--out", tmp_path / "model").startswith("error: ")
     assert not (tmp_path / "model").exists()
 
 
 def test_held_out_devices_have_a_separate_table(capsys: pytest.CaptureFixture[str]) -> None:
-    figures = {
-        "n": 2,
-        "mape": 0.0731,
-        "median_ape": 0.05,
-        "within_10": 1.0,
-        "within_20": 1.0,
-        "kendall_tau": None,
-        "coverage": None,
-    }
+    figures = {"n": 2, "mape": 0.0731, "median_ape": 0.05, "within_10": 1.0, "within_20": 1.0}
+    figures |= {"kendall_tau": None, "coverage": None}
     print_errors({"groups": [], "by_source": {"s": figures}, "overall": figures}, "unseen")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "errors: unseen"
@@ -181,7 +160,7 @@ def test_serve_passes_its_options_to_the_server(run: Run, monkeypatch: pytest.Mo
     run("serve", "--host", "0.0.0.0", "--port", "0", "--model", model, "--database", database)
     config, ((host, _),) = calls[1]
     assert host == "0.0.0.0"
-    settings: Settings = config.app.args[0]  # type: ignore[union-attr]
+    settings: Settings = config.app.args[0]
     assert (settings.host, settings.model, settings.database) == ("0.0.0.0", model, database)
     assert config.timeout_graceful_shutdown is not None
     assert config.timeout_graceful_shutdown > Settings(model=None).deadline_s

@@ -14,21 +14,11 @@ STEP = ("training-step", LLAMA, "-d", "h100-sxm", "--gpus", 8, "--global-batch",
 
 
 def test_json_equals_the_python_result(run: Run, predictor: LatencyPredictor) -> None:
-    result = run(*STEP, "--sharding", "fsdp", "--products", "float8_e4m3", "--network", "2e10", "--json")
-    assert result.exit_code == 0, result.stderr
-    expected = training_step(
-        LLAMA,
-        "h100-sxm",
-        gpus=8,
-        global_batch=16,
-        sequence=2048,
-        micro_batch=1,
-        sharding="fsdp",
-        products="float8_e4m3",
-        network=2e10,
-        predictor=predictor,
-    )
-    assert json.loads(result.stdout) == expected.to_dict()
+    result = run.json(*STEP, "--sharding", "fsdp", "--products", "float8_e4m3", "--network", "2e10")
+    sizes = {"gpus": 8, "global_batch": 16, "sequence": 2048, "micro_batch": 1}
+    options = {"sharding": "fsdp", "products": "float8_e4m3", "network": 2e10}
+    expected = training_step(LLAMA, "h100-sxm", **sizes, **options, predictor=predictor)
+    assert result == expected.to_dict()
 
 
 def test_table_has_the_parts(run: Run) -> None:
@@ -45,10 +35,8 @@ def test_search_and_export(run: Run) -> None:
     assert len(lines) >= 6 and "layouts fit the memory with a margin" in lines[5]
     kept = run(*STEP, "--search", "--tp", 2, "--recompute", "full", "--json").stdout
     assert {(one["tp"], one["recompute"]) for one in json.loads(kept)["layouts"]} == {(2, "full")}
-    one = run(*STEP, "--search", "--tp", 1, "--json").stdout
-    assert {layout["tp"] for layout in json.loads(one)["layouts"]} == {1}
-    values = json.loads(run(*STEP, "--search", "--most", 3, "--json").stdout)
-    assert [value["binds"] for value in values["layouts"]]
+    assert {layout["tp"] for layout in run.json(*STEP, "--search", "--tp", 1)["layouts"]} == {1}
+    assert [value["binds"] for value in run.json(*STEP, "--search", "--most", 3)["layouts"]]
     assert "--micro-batch-size" in run(*STEP, "--search", "--export", "megatron").stdout
     assert "[parallelism]" in run(*STEP, "--sharding", "fsdp", "--export", "torchtitan").stdout
 
@@ -57,17 +45,14 @@ def test_measured_steps_calibrate_the_engine(run: Run, tmp_path: Path) -> None:
     measured, profile = tmp_path / "measured.csv", tmp_path / "mine.toml"
     header = "gpus,sharding,micro_batch,global_batch,sequence,tokens_per_s_per_gpu"
     measured.write_text(f"{header}\n8,fsdp,1,16,2048,6000\n8,fsdp,1,32,2048,6200\n", encoding="utf-8")
-    result = run(*STEP, "--sharding", "fsdp", "--measured", measured, "--out", profile)
-    assert result.exit_code == 0, result.stderr
+    result = run.ok(*STEP, "--sharding", "fsdp", "--measured", measured, "--out", profile)
     assert "measured steps: 2;" in result.stderr and "left out of the fit" in result.stderr
-    again = run(*STEP, "--sharding", "fsdp", "--engine", profile)
-    assert again.stdout == result.stdout
+    assert run(*STEP, "--sharding", "fsdp", "--engine", profile).stdout == result.stdout
 
 
 def test_infeasible_layout_is_an_error_with_a_hint(run: Run) -> None:
-    result = run("training-step", LLAMA, "-d", "t4", "--gpus", 8, "--global-batch", 16, "--sequence", 2048)
-    assert result.exit_code == 1
-    assert "needs" in result.stderr and "hint:" in result.stderr
+    result = run.refused("training-step", LLAMA, "-d", "t4", "--gpus", 8, "--global-batch", 16, "--sequence", 2048)
+    assert "needs" in result and "hint:" in result
 
 
 def test_rl_plan_from_a_configuration(run: Run, tmp_path: Path) -> None:
@@ -76,8 +61,7 @@ def test_rl_plan_from_a_configuration(run: Run, tmp_path: Path) -> None:
     options = ("plan", "rl", "--config", LLAMA, "--device", "h100-sxm", "--gpus", 8, "--samples", 64)
     request = json.loads(run(*options, "--lengths", lengths, "--print-request").stdout)
     assert all(size["layout"]["tp"] >= 1 and size["memory_bytes"] < 8.5e10 for size in request["training"]["sizes"])
-    result = run(*options, "--lengths", lengths)
-    assert result.exit_code == 0, result.stderr
+    result = run.ok(*options, "--lengths", lengths)
     assert "colocated" in result.stdout and "transfer of weights" in result.stdout
     measured = tmp_path / "steps.csv"
     measured.write_text("step_s,generation_gpus\n60,8\n", encoding="utf-8")
@@ -101,5 +85,5 @@ def test_measured_rows_take_the_options_that_they_lack(run: Run, tmp_path: Path)
 
 
 def test_second_device_is_refused(run: Run) -> None:
-    result = run(*STEP, "-d", "h200")
-    assert result.exit_code == 1 and "h100-sxm, h200" in result.stderr and "one device" in result.stderr
+    result = run.refused(*STEP, "-d", "h200")
+    assert "h100-sxm, h200" in result and "one device" in result

@@ -1,15 +1,18 @@
-"""A real server on loopback, in a thread, for the tests of the clients."""
+"""A real server on loopback, in a thread, and a stand-in for the network, for the tests of the clients."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
 import uvicorn
 
 from benchmarks.serving.process import free_port
+from cdmpp.client import AsyncPredictorClient, PredictorClient
 from cdmpp_server.app import create_app
 from cdmpp_server.settings import Settings
 from tests.waiting import PATIENCE_S, wait_until
@@ -23,10 +26,9 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def start(**settings: object) -> str:
-        folder: Path = tmp_path_factory.mktemp("service")
         port = free_port()
-        chosen = {"database": str(folder / "service.sqlite"), "warm_plans": False, **settings}
-        app = create_app(Settings(**chosen))  # type: ignore[arg-type]
+        database = str(tmp_path_factory.mktemp("service") / "service.sqlite")
+        app = create_app(Settings(**{"database": database, "warm_plans": False, **settings}))
         server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error"))
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
@@ -45,3 +47,26 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
 def url(serve: Serve) -> str:
     """A server with default settings."""
     return serve()
+
+
+URL = "http://service.invalid"
+Handler = Callable[[httpx2.Request], httpx2.Response]
+
+
+def call(handler: Handler, asynchronous: bool, method: str, *arguments: Any, **options: Any) -> Any:
+    """One operation of a client over a stand-in for the network."""
+    mock = httpx2.MockTransport(handler)
+    if not asynchronous:
+        with PredictorClient(URL, transport=mock, **options) as client:
+            return getattr(client, method)(*arguments)
+
+    async def main() -> Any:
+        async with AsyncPredictorClient(URL, transport=mock, **options) as client:
+            return await getattr(client, method)(*arguments)
+
+    return asyncio.run(main())
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def asynchronous(request: pytest.FixtureRequest) -> bool:
+    return request.param

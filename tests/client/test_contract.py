@@ -57,7 +57,7 @@ def implementation(request: pytest.FixtureRequest, predictor: LatencyPredictor, 
     elif request.param == "async":
         with asyncio.Runner() as runner:
             client = AsyncPredictorClient(url)
-            yield Waiting(client, runner)  # type: ignore[misc]
+            yield Waiting(client, runner)
             runner.run(client.close())
     else:
         yield predictor
@@ -87,8 +87,8 @@ def test_programs_on_a_device(implementation: Predictor, predictor: LatencyPredi
         (MINE, {"protocol": "graph", "implementation": "composed"}),
         (MINE.model_dump(mode="json"), {}),
     ):
-        predictions = implementation.predict(programs, device, **more)  # type: ignore[arg-type]
-        here = predictor.predict(programs, device, **more)  # type: ignore[arg-type]
+        predictions = implementation.predict(programs, device, **more)
+        here = predictor.predict(programs, device, **more)
         assert plain(predictions[:4]) == plain(here[:4])
         assert [(p.latency_s, p.error) for p in predictions[4:]] == [(p.latency_s, p.error) for p in here[4:]]
         assert [p.error for p in predictions[:4]] == [None] * 4
@@ -99,25 +99,17 @@ def test_programs_on_a_device(implementation: Predictor, predictor: LatencyPredi
 
 
 def test_invalid_program_becomes_an_error_answer(implementation: Predictor, predictor: LatencyPredictor) -> None:
-    programs = [
-        "linear:m=0,n=1,k=1",
-        LINEAR,
-        {"operator": "lstm"},
-        {"operator": "softmax"},
-        {"nonsense": 1},
-        "relu",
-        {"tvm_json": "{}"},
-        TensorProgram.from_tvm_json("not json"),
-    ]
-    predictions = implementation.predict(programs, "t4")  # type: ignore[arg-type]
-    assert plain(predictions) == plain(predictor.predict(programs, "t4"))  # type: ignore[arg-type]
+    forms = ("linear:m=0,n=1,k=1", LINEAR, {"operator": "lstm"}, {"operator": "softmax"}, {"nonsense": 1}, "relu")
+    programs = [*forms, {"tvm_json": "{}"}, TensorProgram.from_tvm_json("not json")]
+    predictions = implementation.predict(programs, "t4")
+    assert plain(predictions) == plain(predictor.predict(programs, "t4"))
     assert [p.error is None for p in predictions] == [False, True, *[False] * 6]
 
 
 def test_queries_of_all_kinds(implementation: Predictor, predictor: LatencyPredictor) -> None:
     linear = TensorProgram.from_operator(LINEAR)
     queries = [
-        Query(linear, device, protocol, framework)  # type: ignore[arg-type]
+        Query(linear, device, protocol, framework)
         for device in ("t4", MINE, "l4")
         for protocol, framework in (("kernel", None), ("eager", "pytorch"), ("nonsense", None), ("graph", "x"))
     ]
@@ -138,15 +130,12 @@ def test_invalid_query_is_an_error_of_this_query_only(implementation: Any) -> No
         "data_error": [
             *(Query(program, "t4", protocol) for protocol in (None, "wall", ["kernel"])),
             *(Query(program, "t4", "kernel", framework) for framework in (5, "jax")),
-            *(Query(program, "t4", "kernel", None, other) for other in (5, "unfused")),  # type: ignore[arg-type]
+            *(Query(program, "t4", "kernel", None, other) for other in (5, "unfused")),
         ],
     }
-    queries = [
-        Query(program, "t4"),
-        *(query for several in invalid.values() for query in several),
-        Query(program, "t4"),
-    ]
-    first, *failed, last = implementation.predict_queries(queries)
+    queries = [query for several in invalid.values() for query in several]
+    good = Query(program, "t4")
+    first, *failed, last = implementation.predict_queries([good, *queries, good])
     assert first.latency_s == last.latency_s and first.error is None
     assert [prediction.error.code for prediction in failed] == [code for code in invalid for _ in invalid[code]]
 
@@ -157,15 +146,11 @@ def test_what_is_refused_as_a_whole(implementation: Predictor) -> None:
     with pytest.raises(InvalidDeviceError):
         implementation.predict([LINEAR], {"name": "half"})
     with pytest.raises(InvalidDeviceError):
-        implementation.predict([LINEAR], 3)  # type: ignore[arg-type]
-    for wrong in (
-        {"quantiles": (0.999,)},
-        {"protocol": "nonsense"},
-        {"framework": "nonsense"},
-        {"implementation": "unfused"},
-    ):
+        implementation.predict([LINEAR], 3)
+    wrong = {"quantiles": (0.999,), "protocol": "nonsense", "framework": "nonsense", "implementation": "unfused"}
+    for name, value in wrong.items():
         with pytest.raises(DataError):
-            implementation.predict([LINEAR], "t4", **wrong)  # type: ignore[arg-type]
+            implementation.predict([LINEAR], "t4", **{name: value})
     with pytest.raises(DataError):
         implementation.predict(LINEAR, "t4")
     with pytest.raises(DataError):
@@ -218,8 +203,8 @@ def test_a_curve(implementation: Predictor, predictor: LatencyPredictor) -> None
     ):
         devices = ["t4", MINE, "no-such-gpu"]
         # Through the interface, and where there is one by the service's own endpoint.
-        expected = predict_curve(predictor, programs, axes, devices, **more)  # type: ignore[arg-type]
-        assert predict_curve(implementation, programs, axes, devices, **more) == expected  # type: ignore[arg-type]
+        expected = predict_curve(predictor, programs, axes, devices, **more)
+        assert predict_curve(implementation, programs, axes, devices, **more) == expected
         if hasattr(implementation, "curve"):
             assert implementation.curve(programs, axes, devices, **more) == expected
     if hasattr(implementation, "curve"):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,37 +13,16 @@ from typer.testing import CliRunner
 
 from cdmpp.cli import remote
 from cdmpp.cli.main import app as command_line
-from cdmpp.client import AsyncPredictorClient, PredictorClient, operations
+from cdmpp.client import PredictorClient, operations
 from cdmpp.errors import DataError, DeadlineExceededError, FieldError, InfeasibleError, ServiceError
-from cdmpp.plan.registry import make_plan
+from cdmpp.plan.registry import PLANNERS, make_plan
+from tests.client.conftest import call
 
 pytestmark = pytest.mark.slow
 
-URL = "http://service.invalid"
-Handler = Callable[[httpx2.Request], httpx2.Response]
-REQUEST: dict[str, Any] = {
-    "models": [
-        {"stages": 2, "micro_batches": 3, "forward_s": 1, "backward_s": 2, "direction": "down"},
-        {"stages": 2, "micro_batches": 3, "forward_s": 1, "backward_s": 2, "direction": "up"},
-    ],
-    "ranks": 2,
-    "max_steps": 50,
-    "budget_s": 600,
-}
-
-
-def call(handler: Handler, asynchronous: bool, method: str, *arguments: Any, **options: Any) -> Any:
-    """One operation of a client over a stand-in for the network."""
-    mock = httpx2.MockTransport(handler)
-    if not asynchronous:
-        with PredictorClient(URL, transport=mock, **options) as client:
-            return getattr(client, method)(*arguments)
-
-    async def main() -> Any:
-        async with AsyncPredictorClient(URL, transport=mock, **options) as client:
-            return await getattr(client, method)(*arguments)
-
-    return asyncio.run(main())
+MODEL = {"stages": 2, "micro_batches": 3, "forward_s": 1, "backward_s": 2}
+MODELS = [{**MODEL, "direction": direction} for direction in ("down", "up")]
+REQUEST: dict[str, Any] = {"models": MODELS, "ranks": 2, "max_steps": 50, "budget_s": 600}
 
 
 def test_path_of_a_language_model_is_sent_as_its_content(tmp_path: Path) -> None:
@@ -71,7 +48,7 @@ class Service:
     """Kinds, and what a test says of the rest."""
 
     def __init__(self, *answers: httpx2.Response) -> None:
-        self.answers, self.asked = list(answers), []  # type: ignore[var-annotated]
+        self.answers, self.asked = list(answers), []
 
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
         if request.url.path == "/plans":
@@ -84,10 +61,9 @@ class Service:
 SUBMITTED = {"job_id": "a1", "state": "queued"}
 
 
-@pytest.fixture(params=[False, True], ids=["sync", "async"])
-def asynchronous(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+@pytest.fixture(autouse=True)
+def _first_look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "FIRST_LOOK_S", 0.001)
-    return bool(request.param)
 
 
 def test_a_job_is_followed_to_its_end(asynchronous: bool) -> None:
@@ -180,17 +156,9 @@ def test_a_service_answers_as_python_does(url: str, tmp_path: Path, monkeypatch:
 
 
 def test_an_interrupt_cancels_the_job(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cdmpp.plan.registry import PLANNERS
-
-    long = {
-        "models": [
-            {"stages": 16, "micro_batches": 33, "forward_s": 5, "backward_s": 11, "direction": "down"},
-            {"stages": 8, "micro_batches": 27, "forward_s": 3, "backward_s": 7.3, "direction": "up"},
-        ],
-        "ranks": 16,
-        "max_activations": 18,
-        "budget_s": 600,
-    }
+    first = {"stages": 16, "micro_batches": 33, "forward_s": 5, "backward_s": 11, "direction": "down"}
+    second = {"stages": 8, "micro_batches": 27, "forward_s": 3, "backward_s": 7.3, "direction": "up"}
+    long = {"models": [first, second], "ranks": 16, "max_activations": 18, "budget_s": 600}
     monkeypatch.setattr(remote, "_POLL_S", 0.02)
     monkeypatch.setattr(remote, "_CANCEL_S", 30.0)
 

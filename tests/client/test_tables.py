@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +10,8 @@ from cdmpp.client import PredictorClient
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.tables.predict import SlicePredictor, TableTask, predict_slices, write_answers
 from cdmpp.predict.tables.rows import TableOptions
-from tests.waiting import PATIENCE_S
+from tests.waiting import run_python
 
-ROOT = Path(__file__).parents[2]
 #: Packages that the extra ``client`` does not install.
 ABSENT = ("onnx", "onnxruntime", "torch", "pyarrow", "scipy", "sklearn", "matplotlib", "numba", "highspy", "ray", "tvm")
 CLIENT_ONLY = f"""
@@ -46,9 +43,7 @@ def local(table: Path, predictor: LatencyPredictor) -> bytes:
 
 def test_command_with_the_client_extra_alone_has_the_local_answers(url: str, table: Path, local: bytes) -> None:
     out = table.with_name("served.csv")
-    arguments = ["predict", str(table), "--device", "t4", "--url", url, "--out", str(out)]
-    command = [sys.executable, "-c", CLIENT_ONLY, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = run_python("-c", CLIENT_ONLY, "predict", table, "--device", "t4", "--url", url, "--out", out)
     assert done.returncode == 0 and "2 of 62 answers have an error" in done.stderr, done.stderr
     assert out.read_bytes() == local
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from itertools import chain, repeat
 from typing import Any
+from unittest.mock import DEFAULT, Mock
 
 import httpx2
 import numpy as np
@@ -19,33 +17,20 @@ from cdmpp.client import AsyncPredictorClient, PredictorClient, transport
 from cdmpp.errors import CdmppError, DataError, DeadlineExceededError, OverloadedError, ServiceError
 from cdmpp.features.encode import encode_operator
 from cdmpp.predict.bulk import MEDIA_TYPE, FeaturePart, FeatureQueries
+from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.operators import parse_operator
-from tests.client.conftest import Serve
+from tests.client.conftest import URL, Serve, call
+from tests.waiting import ROOT, run_python
 
 pytestmark = pytest.mark.slow
 
-URL = "http://service.invalid"
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-Handler = Callable[[httpx2.Request], httpx2.Response]
-RESULT: dict[str, Any] = {
-    "id": None,
-    "name": "x",
-    "program_hash": "0" * 32,
-    "device": "t4",
-    "backend": "library",
-    "protocol": "kernel",
-    "framework": None,
-    "model_id": "m",
-    "latency_s": 1.0,
-    "lower_s": 0.5,
-    "upper_s": 2.0,
-    "quantiles": {"0.1": 0.5, "0.9": 2.0},
-    "domain": "in",
-    "domain_score": 0.0,
-    "roofline_s": 0.1,
-    "prediction_id": "abc",
-}
+PREDICTION = Prediction(
+    *("x", "0" * 32, "t4", "library", "kernel", None, "m"),
+    **{"latency_s": 1.0, "lower_s": 0.5, "upper_s": 2.0, "quantiles": {"0.1": 0.5, "0.9": 2.0}},
+    **{"domain": "in", "domain_score": 0.0, "roofline_s": 0.1},
+)
+RESULT: dict[str, Any] = {**PREDICTION.to_dict(), "id": None, "prediction_id": "abc"}
 
 
 def problem(status: int, code: str, headers: dict[str, str] | None = None, **more: Any) -> httpx2.Response:
@@ -57,25 +42,6 @@ def answered(request: httpx2.Request) -> httpx2.Response:
     items = json.loads(request.content)["items"]
     results = [{**RESULT, "latency_s": float(item["program"]["m"])} for item in items]
     return httpx2.Response(200, json={"model_id": "m", "results": results})
-
-
-def call(handler: Handler, asynchronous: bool, method: str, *arguments: Any, **options: Any) -> Any:
-    """One operation of a client over a stand-in for the network."""
-    mock = httpx2.MockTransport(handler)
-    if not asynchronous:
-        with PredictorClient(URL, transport=mock, **options) as client:
-            return getattr(client, method)(*arguments)
-
-    async def run() -> Any:
-        async with AsyncPredictorClient(URL, transport=mock, **options) as client:
-            return await getattr(client, method)(*arguments)
-
-    return asyncio.run(run())
-
-
-@pytest.fixture(params=[False, True], ids=["sync", "async"])
-def asynchronous(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
 
 
 @pytest.fixture
@@ -144,15 +110,9 @@ def test_service_that_stays_busy_is_an_overloaded_error(asynchronous: bool, wait
     assert len(attempts) == 3
     # No time for what Retry-After asks: not waited for.
     waits.clear()
+    busy = problem(503, "overloaded", {"retry-after": "60"})
     with pytest.raises(OverloadedError):
-        call(
-            lambda r: problem(503, "overloaded", {"retry-after": "60"}),
-            asynchronous,
-            "predict",
-            linears(1),
-            "t4",
-            timeout_s=50.0,
-        )
+        call(lambda r: busy, asynchronous, "predict", linears(1), "t4", timeout_s=50.0)
     assert waits == []
 
 
@@ -160,23 +120,14 @@ def test_service_that_stays_busy_is_an_overloaded_error(asynchronous: bool, wait
     "error", [httpx2.ConnectError, httpx2.ReadError, httpx2.RemoteProtocolError, httpx2.WriteError]
 )
 def test_a_broken_connection_is_tried_again(asynchronous: bool, waits: list[float], error: type[Exception]) -> None:
-    left = [error("gone")]
-
-    def handler(request: httpx2.Request) -> httpx2.Response:
-        if left:
-            raise left.pop()
-        return answered(request)
-
+    handler = Mock(side_effect=chain([error("gone")], repeat(DEFAULT)), wraps=answered)
     assert call(handler, asynchronous, "predict", linears(3), "t4")[0].latency_s == 3.0
     assert len(waits) == 1
 
 
 def test_a_service_that_is_not_there(asynchronous: bool, waits: list[float]) -> None:
-    def handler(request: httpx2.Request) -> httpx2.Response:
-        raise httpx2.ConnectError("refused")
-
     with pytest.raises(ServiceError, match="refused") as caught:
-        call(handler, asynchronous, "predict", linears(3), "t4", retries=2)
+        call(Mock(side_effect=httpx2.ConnectError("refused")), asynchronous, "predict", linears(3), "t4", retries=2)
     assert isinstance(caught.value, ConnectionError)
     assert "readyz" in caught.value.hint
     assert len(waits) == 2
@@ -204,24 +155,17 @@ def test_a_measurement_is_not_sent_twice_unless_it_was_refused(asynchronous: boo
 
 
 def test_the_time_is_for_all_attempts(asynchronous: bool) -> None:
-    def handler(request: httpx2.Request) -> httpx2.Response:
-        raise httpx2.ReadTimeout("slow")
-
+    slow = Mock(side_effect=httpx2.ReadTimeout("slow"))
     with pytest.raises(DeadlineExceededError, match=r"2.5 s"):
-        call(handler, asynchronous, "predict", linears(1), "t4", timeout_s=2.5)
+        call(slow, asynchronous, "predict", linears(1), "t4", timeout_s=2.5)
     with pytest.raises(DeadlineExceededError, match="what deadline_exceeded says"):
         call(lambda r: problem(504, "deadline_exceeded"), asynchronous, "predict", linears(1), "t4")
 
 
 def test_the_service_is_told_how_long_an_answer_is_of_use(asynchronous: bool, waits: list[float]) -> None:
-    deadlines: list[float] = []
-
-    def handler(request: httpx2.Request) -> httpx2.Response:
-        deadlines.append(float(request.headers["x-request-timeout-s"]))
-        return answered(request)
-
+    handler = Mock(wraps=answered)
     call(handler, asynchronous, "predict", linears(1), "t4", timeout_s=1e6)
-    assert 0.9e6 < deadlines[0] <= 1e6
+    assert 0.9e6 < float(handler.call_args[0][0].headers["x-request-timeout-s"]) <= 1e6
 
 
 class Dripping(httpx2.SyncByteStream):
@@ -270,18 +214,14 @@ def test_what_is_no_url(url: Any) -> None:
 
 
 def test_a_key_and_a_path_before(asynchronous: bool) -> None:
-    seen: list[httpx2.Request] = []
-
-    def handler(request: httpx2.Request) -> httpx2.Response:
-        seen.append(request)
-        return answered(request)
-
+    handler = Mock(wraps=answered)
     mock = httpx2.MockTransport(handler)
     with PredictorClient(f"{URL}/behind/", api_key="secret", transport=mock, model="adapted-1") as client:
         client.predict(linears(1), "t4")
-    assert str(seen[0].url) == f"{URL}/behind/predict"
-    assert seen[0].headers["authorization"] == "Bearer secret"
-    assert json.loads(seen[0].content)["model"] == "adapted-1"
+    (request,) = handler.call_args[0]
+    assert str(request.url) == f"{URL}/behind/predict"
+    assert request.headers["authorization"] == "Bearer secret"
+    assert json.loads(request.content)["model"] == "adapted-1"
 
 
 LIMITS: dict[str, Any] = {"components": {"schemas": {"PredictRequest": {"properties": {"items": {"maxItems": 3}}}}}}
@@ -363,10 +303,11 @@ def test_a_real_service_that_takes_little_at_once(serve: Serve, predictor: Laten
     texts = [f"linear:m={m},n=8,k=8" for m in range(1, 12)]
     parts = [FeaturePart(encode_operator(parse_operator(text)), "linear", "t4") for text in texts]
     queries = FeatureQueries.of(parts)
-    with PredictorClient(serve(max_items=4)) as client:
+    url = serve(max_items=4)
+    with PredictorClient(url) as client:
         predictions = client.predict_features(queries)
         np.testing.assert_array_equal(predictions.latency_s, predictor.predict_features(queries).latency_s)
-    with PredictorClient(serve(max_items=4)) as client:
+    with PredictorClient(url) as client:
         answers = client.predict(texts, "t4")
         expected = predictor.predict(texts, "t4")
         assert [a.latency_s for a in answers] == [e.latency_s for e in expected]
@@ -388,7 +329,7 @@ def test_connections_are_reused(url: str) -> None:
     with PredictorClient(url) as client:
         for _ in range(3):
             client.predict(linears(1), "t4")
-        pool = client._http._transport._pool  # type: ignore[attr-defined]
+        pool = client._http._transport._pool
         assert len(pool.connections) == 1
 
 
@@ -400,19 +341,13 @@ def test_everything_else_of_a_real_service(url: str) -> None:
         assert registered.error is None and wrong.error is not None and wrong.error.code == "invalid_program"
         (answer,) = client.predict([{"hash": registered.hash}], "t4")
         assert (answer.name, answer.program_hash) == (registered.name, registered.hash)
-        kept, bad, other = client.observe(
-            [
-                (answer, 1e-4),
-                ("nonsense", 1e-4),
-                {"program": "linear:m=31,n=32,k=33", "device": "l4", "latency_s": 2e-4},
-            ]
-        )
+        own = {"program": "linear:m=31,n=32,k=33", "device": "l4", "latency_s": 2e-4}
+        kept, bad, other = client.observe([(answer, 1e-4), ("nonsense", 1e-4), own])
         assert kept.observation_id and other.observation_id
         assert bad.error is not None and bad.error.code == "invalid_prediction_id"
         assert {row["device"] for row in client.observed()} == {"t4", "l4"}
-        totals = client.predict_onnx(
-            EXAMPLES / "small_resnet.onnx", ["t4", "l4"], protocol="eager", framework="pytorch"
-        )
+        model = ROOT / "examples" / "small_resnet.onnx"
+        totals = client.predict_onnx(model, ["t4", "l4"], protocol="eager", framework="pytorch")
         assert [device["device"] for device in totals["devices"]] == ["t4", "l4"]
         with pytest.raises(DataError, match="cannot read"):
             client.predict_onnx("no-such-file.onnx", ["t4"])
@@ -424,8 +359,8 @@ def test_the_client_loads_neither_torch_nor_an_engine() -> None:
         "print([m for m in ('torch', 'onnxruntime', 'onnx', 'tvm', 'scipy', 'sklearn', 'pyarrow', 'fastapi') "
         "if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    done = run_python("-c", code)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_without_httpx2_the_error_names_the_extra() -> None:
@@ -435,5 +370,4 @@ def test_without_httpx2_the_error_names_the_extra() -> None:
         "try: cdmpp.PredictorClient\n"
         "except cdmpp.MissingDependencyError as error: print(error.hint)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "'.[client]'" in done.stdout
+    assert "'.[client]'" in run_python("-c", code).stdout

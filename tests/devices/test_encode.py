@@ -51,12 +51,8 @@ def test_a_missing_figure_is_zero_with_its_flag() -> None:
     assert column(without, "missing_tdp_w") == 1.0
     assert column(without, "missing_fp32_flops_per_watt") == 1.0
     changed = np.flatnonzero(encode_device(t4) != encode_device(without))
-    assert {DEVICE_FEATURES[i] for i in changed} == {
-        "log_tdp_w",
-        "missing_tdp_w",
-        "log_fp32_flops_per_watt",
-        "missing_fp32_flops_per_watt",
-    }
+    figures = ("tdp_w", "fp32_flops_per_watt")
+    assert {DEVICE_FEATURES[i] for i in changed} == {f"{kind}_{n}" for n in figures for kind in ("log", "missing")}
 
 
 def test_doubling_a_figure_moves_its_column_by_a_constant() -> None:

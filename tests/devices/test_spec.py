@@ -12,17 +12,9 @@ from cdmpp.errors import InvalidDeviceError
 from cdmpp.programs.elements import BASIC_DTYPES
 from cdmpp.programs.query_options import PROTOCOLS
 
-MINIMAL = {
-    "name": "x",
-    "vendor": "NVIDIA",
-    "arch": "none",
-    "kind": "gpu",
-    "compute_units": 10,
-    "cores_per_unit": 128,
-    "clock_hz": 1e9,
-    "mem_bandwidth_bytes_per_s": 1e11,
-    "peak_flops_fp32": 2.56e12,
-}
+UNITS = {"compute_units": 10, "cores_per_unit": 128, "clock_hz": 1e9, "peak_flops_fp32": 2.56e12}
+KIND = {"name": "x", "vendor": "NVIDIA", "arch": "none", "kind": "gpu"}
+MINIMAL = {**KIND, **UNITS, "mem_bandwidth_bytes_per_s": 1e11}
 
 
 def test_optional_figures_are_none_not_zero() -> None:
@@ -178,12 +170,8 @@ def test_the_source_of_ceilings_is_no_figure() -> None:
 
 def test_files_and_requests_have_them_as_a_table() -> None:
     values = with_ceilings().model_dump(mode="json", exclude_none=True)
-    assert values["sustained"] == {
-        "gemm_flops_fp16": 5e13,
-        "bytes_per_s": 2.5e11,
-        "floor_eager_s": 2e-5,
-        "source": "probe",
-    }
+    rates = {"gemm_flops_fp16": 5e13, "bytes_per_s": 2.5e11, "floor_eager_s": 2e-5}
+    assert values["sustained"] == {**rates, "source": "probe"}
     assert from_mapping(values) == with_ceilings()
 
 

@@ -25,15 +25,8 @@ class WithEnergy(Prediction):
 
 
 SETTINGS = ("softmax", "0" * 32, "t4", "library", "kernel", None, "base-0")
-FIGURES: dict[str, Any] = {
-    "latency_s": 1e-5,
-    "lower_s": 9e-6,
-    "upper_s": 2e-5,
-    "quantiles": {"0.1": 9e-6, "0.9": 2e-5},
-    "domain": "in",
-    "domain_score": 0.1,
-    "roofline_s": 5e-6,
-}
+INTERVAL = {"latency_s": 1e-5, "lower_s": 9e-6, "upper_s": 2e-5, "quantiles": {"0.1": 9e-6, "0.9": 2e-5}}
+FIGURES: dict[str, Any] = {**INTERVAL, "domain": "in", "domain_score": 0.1, "roofline_s": 5e-6}
 GOOD = WithEnergy(*SETTINGS, **FIGURES, energy_j=0.25)
 FAILED = WithEnergy(*SETTINGS, error=ErrorInfo("invalid_program", "no program"))
 

@@ -1,4 +1,4 @@
-"""One application with the shipped model for all tests of the service."""
+"""Applications with the shipped model, and what the tests of the service share."""
 
 from __future__ import annotations
 
@@ -11,26 +11,40 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from sqlalchemy import create_engine, text
+from sqlalchemy import Executable, Row, create_engine, select, text
 
+from cdmpp.plan.registry import PLANNERS
 from cdmpp_server.app import create_app
+from cdmpp_server.database import database_url
 from cdmpp_server.observe.store import ObservationStore
+from cdmpp_server.observe.tables import observations
 from cdmpp_server.settings import Settings
 from tests.server.postgres import running_postgres
+from tests.waiting import ROOT
 
+EXAMPLES = ROOT / "examples" / "llm"
+LLAMA: dict[str, Any] = json.loads((EXAMPLES / "llama-3.1-8b.json").read_text())
 LINEAR: dict[str, Any] = {"operator": "linear", "m": 512, "n": 4096, "k": 1024, "dtype": "float16"}
+ITEM = {"program": LINEAR, "device": "t4"}
+BODY = {"items": [ITEM]}
 JSON = {"content-type": "application/json"}
 
 
-@pytest.fixture(scope="session")
-def app() -> FastAPI:
-    return create_app(Settings(model=None, warm_plans=False))
+def service(**settings: Any) -> TestClient:
+    """A client of an application with these settings; ``with`` starts and stops it."""
+    return TestClient(create_app(Settings(**{"warm_plans": False, **settings})), raise_server_exceptions=False)
 
 
 @pytest.fixture(scope="session")
-def client(app: FastAPI) -> Iterator[TestClient]:
-    with TestClient(app, raise_server_exceptions=False) as client:
+def client() -> Iterator[TestClient]:
+    with service() as client:
         yield client
+
+
+@pytest.fixture
+def app(client: TestClient) -> FastAPI:
+    """The application of ``client``."""
+    return client.app
 
 
 @pytest.fixture(scope="session")
@@ -39,8 +53,7 @@ def ask(client: TestClient) -> Callable[..., httpx2.Response]:
 
     def ask(items: Any, **fields: Any) -> httpx2.Response:
         body = items if isinstance(items, str | bytes) else json.dumps({"items": items, **fields})
-        response: httpx2.Response = client.post("/predict", content=body, headers=JSON)
-        return response
+        return client.post("/predict", content=body, headers=JSON)
 
     return ask
 
@@ -57,11 +70,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return str(tmp_path / "folder" / "s.sqlite")
     url: str = request.getfixturevalue("postgres")
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        connection.execute(text("DROP SCHEMA public CASCADE"))
-        connection.execute(text("CREATE SCHEMA public"))
-    engine.dispose()
+    execute(url, text("DROP SCHEMA public CASCADE"), text("CREATE SCHEMA public"))
     return url
 
 
@@ -70,6 +79,44 @@ def store(database: str) -> Iterator[ObservationStore]:
     opened = ObservationStore(database)
     yield opened
     opened.close()
+
+
+def http_scope(path: str, headers: dict[str, str] = JSON) -> dict[str, Any]:
+    """The scope of a POST request to an application that is called directly."""
+    return {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "client": ("127.0.0.1", 1),
+    }
+
+
+def plan_examples() -> list[tuple[str, Path]]:
+    """All requests of docs/examples, by planner: ``KIND.json``, ``KIND_more.json``."""
+    named = [(path.stem.partition("_")[0], path) for path in sorted((ROOT / "docs" / "examples").glob("*.json"))]
+    return [(kind, path) for kind, path in named if kind in PLANNERS]
+
+
+def execute(database: str, *statements: Executable) -> None:
+    """Change a database as another program would."""
+    engine = create_engine(database_url(database))
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.execute(statement)
+    engine.dispose()
+
+
+def stored(database: str) -> dict[str, Row]:
+    """The observations of a database by their ids."""
+    engine = create_engine(database_url(database))
+    with engine.connect() as connection:
+        rows = {row.id: row for row in connection.execute(select(observations))}
+    engine.dispose()
+    return rows
 
 
 def without_ids(*results: dict[str, Any]) -> list[dict[str, Any]]:

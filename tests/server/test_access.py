@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hmac
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,13 +17,11 @@ from cdmpp_server.app import create_app
 from cdmpp_server.operate.access import Keys, Rates, hash_key, new_key, sender_of
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
-from tests.server.conftest import LINEAR, problem
-from tests.waiting import PATIENCE_S
+from tests.server.conftest import BODY, problem, service
+from tests.waiting import run_python
 
-ROOT = Path(__file__).resolve().parents[2]
 USER, USER_HASH = new_key()
 ADMIN, ADMIN_HASH = new_key()
-BODY = {"items": [{"program": LINEAR, "device": "t4"}]}
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -34,11 +29,9 @@ def bearer(key: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    app = create_app(
-        Settings(api_key_hashes={"scheduler": USER_HASH}, admin_key_hashes=[ADMIN_HASH], open_metrics=False)
-    )
-    with TestClient(app, raise_server_exceptions=False) as client:
+def client() -> Iterator[TestClient]:
+    keys = {"api_key_hashes": {"scheduler": USER_HASH}, "admin_key_hashes": [ADMIN_HASH]}
+    with service(**keys, open_metrics=False) as client:
         yield client
 
 
@@ -133,26 +126,17 @@ def test_keys_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_hash_key_prints_a_key_and_its_hash() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "cdmpp_server", "hash-key"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        env={**os.environ},
-    )
+    done = run_python("-m", "cdmpp_server", "hash-key")
     assert done.returncode == 0, done.stderr
     lines = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert hash_key(lines["key"].strip()) == lines["hash"].strip()
     assert len(lines["key"].strip()) > 40
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+def limited(requests_per_s: float | None, items_per_s: float | None) -> tuple[Rates, SimpleNamespace]:
+    """Rates by a clock whose time ``now`` the test sets."""
+    clock = SimpleNamespace(now=100.0)
+    return Rates(requests_per_s, items_per_s, clock=lambda: clock.now), clock
 
 
 def refused(rates: Rates, sender: str) -> int:
@@ -163,8 +147,7 @@ def refused(rates: Rates, sender: str) -> int:
 
 
 def test_requests_are_limited_per_sender() -> None:
-    clock = Clock()
-    rates = Rates(2.0, None, clock=clock)
+    rates, clock = limited(2.0, None)
     rates.take("a")
     rates.take("a")
     assert refused(rates, "a") == 1
@@ -179,8 +162,7 @@ def test_requests_are_limited_per_sender() -> None:
 
 
 def test_rate_below_one_still_allows_one_request() -> None:
-    clock = Clock()
-    rates = Rates(0.1, None, clock=clock)
+    rates, clock = limited(0.1, None)
     rates.take("a")
     assert refused(rates, "a") == 10
     clock.now += 10
@@ -188,8 +170,7 @@ def test_rate_below_one_still_allows_one_request() -> None:
 
 
 def test_item_balance_may_be_negative_and_recovers() -> None:
-    clock = Clock()
-    rates = Rates(None, 100.0, clock=clock)
+    rates, clock = limited(None, 100.0)
     rates.take("a")
     rates.charge("a", 1100)
     assert refused(rates, "a") == 11  # 1,000 in debt at 100 a second, and one to ask with
@@ -222,8 +203,7 @@ def test_sender_is_key_address_or_network() -> None:
 
 
 def test_rate_limits_apply_over_http() -> None:
-    app = create_app(Settings(items_per_s=1.0, requests_per_s=1000))
-    with TestClient(app, raise_server_exceptions=False) as client:
+    with service(items_per_s=1.0, requests_per_s=1000) as client:
         assert client.post("/predict", json={"items": BODY["items"] * 50}).status_code == 200
         refused = client.post("/predict", json=BODY)
         problem(refused, 429, "rate_limited")

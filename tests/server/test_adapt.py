@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,47 +10,44 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp_server.app import create_app
-from cdmpp_server.settings import Settings
-from tests.server.conftest import JSON, LINEAR, problem, without_ids
+from tests.server.conftest import LINEAR, problem, service, without_ids
 
 pytestmark = pytest.mark.slow
 
 DEVICE = "h200"
+HOW = {"protocol": "eager", "framework": "pytorch"}
 
 
 def records(predictor: LatencyPredictor, count: int = 12, by: float = 1.6) -> list[dict[str, Any]]:
     sizes = [{**LINEAR, "m": 32 * (i + 1), "dtype": "float32"} for i in range(count)]
-    predictions = predictor.predict(sizes, DEVICE, protocol="eager", framework="pytorch")
-    return [
-        {"program": p, "latency_s": by * (a.latency_s or 0), "protocol": "eager", "framework": "pytorch"}
-        for p, a in zip(sizes, predictions, strict=True)
-    ]
+    predictions = predictor.predict(sizes, DEVICE, **HOW)
+    return [{"program": p, "latency_s": by * a.latency_s, **HOW} for p, a in zip(sizes, predictions, strict=True)]
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(model=None, adapted_dir=tmp_path / "adapted", max_adapted=2)
+def kept(tmp_path: Path) -> dict[str, Any]:
+    """Settings of a service that keeps two models."""
+    return {"adapted_dir": tmp_path / "adapted", "max_adapted": 2}
 
 
 @pytest.fixture
-def client(settings: Settings) -> Iterator[TestClient]:
-    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
+def client(kept: dict[str, Any]) -> Iterator[TestClient]:
+    with service(**kept) as client:
         yield client
 
 
-def post(client: TestClient, path: str, **body: Any) -> Any:
-    return client.post(path, content=json.dumps(body), headers=JSON)
+def adapt(client: TestClient, records: Any, **fields: Any) -> Any:
+    return client.post("/adapt", json={"device": DEVICE, "records": records, **fields})
 
 
 def predict(client: TestClient, model: str | None) -> Any:
-    item = {"program": {**LINEAR, "m": 100, "dtype": "float32"}, "protocol": "eager", "framework": "pytorch"}
+    item = {"program": {**LINEAR, "m": 100, "dtype": "float32"}, **HOW}
     items = [{**item, "device": device} for device in (DEVICE, "t4")]
-    return post(client, "/predict", items=items, model=model)
+    return client.post("/predict", json={"items": items, "model": model})
 
 
 def test_adapted_model_is_accepted_by_predict(client: TestClient, predictor: LatencyPredictor) -> None:
-    answer = post(client, "/adapt", device=DEVICE, records=records(predictor))
+    answer = adapt(client, records(predictor))
     assert answer.status_code == 200, answer.text
     body = answer.json()
     assert body["device"] == DEVICE and body["k"] == 12 and body["weight"] == 1
@@ -65,32 +61,26 @@ def test_adapted_model_is_accepted_by_predict(client: TestClient, predictor: Lat
     assert listed[body["adapted_model"]]["adapted_device"] == DEVICE
     assert listed[body["base_model_id"]]["default"] and not listed[body["adapted_model"]]["default"]
     # Equal to the result in process.
-    adapted = predictor.adapt(
-        [(r["program"], r["latency_s"]) for r in records(predictor)], DEVICE, protocol="eager", framework="pytorch"
-    )
-    here = adapted.predict([{**LINEAR, "m": 100, "dtype": "float32"}], DEVICE, protocol="eager", framework="pytorch")
+    adapted = predictor.adapt([(r["program"], r["latency_s"]) for r in records(predictor)], DEVICE, **HOW)
+    here = adapted.predict([{**LINEAR, "m": 100, "dtype": "float32"}], DEVICE, **HOW)
     assert here[0].latency_s == h200[1]["latency_s"]
 
 
 def test_k_records_are_selected(client: TestClient, predictor: LatencyPredictor) -> None:
-    given = records(predictor)
-    body = post(client, "/adapt", device=DEVICE, records=given, k=6, sampler="random", seed=3).json()
+    body = adapt(client, records(predictor), k=6, sampler="random", seed=3).json()
     assert len(set(body["selected"])) == 6 and max(body["selected"]) < 12
     assert body["before"]["overall"]["n"] == body["after"]["overall"]["n"] == 6
 
 
 def test_oldest_models_are_removed_and_the_rest_survive_a_restart(
-    client: TestClient, settings: Settings, predictor: LatencyPredictor
+    client: TestClient, kept: dict[str, Any], predictor: LatencyPredictor
 ) -> None:
-    names = [
-        post(client, "/adapt", device=DEVICE, records=records(predictor, by=by)).json()["adapted_model"]
-        for by in (1.4, 1.6, 1.8)
-    ]
+    names = [adapt(client, records(predictor, by=by)).json()["adapted_model"] for by in (1.4, 1.6, 1.8)]
     assert len(set(names)) == 3
     problem(predict(client, names[0]), 404, "unknown_model")
-    assert settings.adapted_dir is not None and len(list(settings.adapted_dir.glob("*/*/manifest.json"))) == 2
+    assert len(list(kept["adapted_dir"].glob("*/*/manifest.json"))) == 2
     figures = without_ids(*predict(client, names[2]).json()["results"])
-    with TestClient(create_app(settings)) as again:
+    with service(**kept) as again:
         assert without_ids(*predict(again, names[2]).json()["results"]) == figures
         problem(predict(again, names[0]), 404, "unknown_model")
 
@@ -115,20 +105,17 @@ def test_invalid_requests_are_refused(client: TestClient, predictor: LatencyPred
         ({"device": DEVICE, "records": good, "k": 13}, 409, "data_error"),
         ({"device": DEVICE, "records": [{**r, "latency_s": 1e-9} for r in good]}, 409, "data_error"),
     ):
-        problem(post(client, "/adapt", **body), status, code)
-    body = problem(
-        post(client, "/adapt", device=DEVICE, records=[*good, {**good[0], "program": {"operator": "frob"}}]),
-        409,
-        "unsupported_operator",
-    )
+        problem(client.post("/adapt", json=body), status, code)
+    unknown = {**good[0], "program": {"operator": "frob"}}
+    body = problem(adapt(client, [*good, unknown]), 409, "unsupported_operator")
     assert body["item"] == 12 and body["detail"].startswith("records.12")
 
 
 def test_service_of_an_adapted_model_adapts_its_base(predictor: LatencyPredictor, tmp_path: Path) -> None:
     given = [(r["program"], r["latency_s"]) for r in records(predictor)]
-    predictor.adapt(given, "l4", protocol="eager", framework="pytorch").save(tmp_path / "mine")
-    with TestClient(create_app(Settings(model=tmp_path / "mine")), raise_server_exceptions=False) as client:
-        answer = post(client, "/adapt", device=DEVICE, records=records(predictor))
+    predictor.adapt(given, "l4", **HOW).save(tmp_path / "mine")
+    with service(model=tmp_path / "mine") as client:
+        answer = adapt(client, records(predictor))
         assert answer.status_code == 200, answer.text
         assert answer.json()["base_model_id"] == predictor.model_id
         assert predict(client, answer.json()["adapted_model"]).status_code == 200
@@ -138,7 +125,7 @@ def test_answer_states_that_nothing_was_gained(client: TestClient, predictor: La
     given = records(predictor, by=1.0)
     for position, record in enumerate(given):
         record["latency_s"] *= (2.0, 0.6)[position % 2]
-    body = post(client, "/adapt", device=DEVICE, records=given).json()
+    body = adapt(client, given).json()
     assert body["weight"] == 0 and "no_gain" in [warning["code"] for warning in body["warnings"]]
     assert body["cross_validated"]["after"] == body["cross_validated"]["before"]
     before, after = (predict(client, model).json()["results"] for model in (None, body["adapted_model"]))
@@ -147,5 +134,5 @@ def test_answer_states_that_nothing_was_gained(client: TestClient, predictor: La
 
 
 def test_too_many_records_are_refused(predictor: LatencyPredictor) -> None:
-    with TestClient(create_app(Settings(model=None, max_items=5))) as client:
-        problem(post(client, "/adapt", device=DEVICE, records=records(predictor, 6)), 422, "invalid_request")
+    with service(max_items=5) as client:
+        problem(adapt(client, records(predictor, 6)), 422, "invalid_request")

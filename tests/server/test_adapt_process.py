@@ -19,58 +19,53 @@ from fastapi.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
 
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp_server.app import create_app
 from cdmpp_server.operate.metrics import Metrics
 from cdmpp_server.operate.middleware import RequestMiddleware, count_items
 from cdmpp_server.settings import Settings
-from tests.server.conftest import JSON, LINEAR, problem
-from tests.server.test_adapt import DEVICE, records
+from tests.server.conftest import BODY, http_scope, problem, service
+from tests.server.test_adapt import DEVICE, adapt, records
 from tests.waiting import is_running, wait_until, wait_until_async
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs POSIX signals")]
 
 
 @pytest.fixture(scope="module")
-def app() -> FastAPI:
-    return create_app(Settings(model=None, warm_plans=False, job_workers=0))
-
-
-@pytest.fixture(scope="module")
-def client(app: FastAPI) -> Iterator[TestClient]:
-    with TestClient(app, raise_server_exceptions=False) as client:
+def client() -> Iterator[TestClient]:
+    with service(job_workers=0) as client:
         yield client
 
 
 @pytest.fixture
-def body(predictor: LatencyPredictor) -> bytes:
-    return json.dumps({"device": DEVICE, "records": records(predictor)}).encode()
+def body(predictor: LatencyPredictor) -> dict[str, Any]:
+    return {"device": DEVICE, "records": records(predictor)}
 
 
 @pytest.fixture
-def stopped(app: FastAPI, client: TestClient, body: bytes) -> int:
+def stopped(app: FastAPI, client: TestClient, body: dict[str, Any]) -> int:
     """Process id of the adapting process, which does not answer any more."""
-    assert client.post("/adapt", content=body, headers=JSON).status_code == 200
+    assert client.post("/adapt", json=body).status_code == 200
     (pid,) = app.state.adapting.pids
     os.kill(pid, signal.SIGSTOP)
     return int(pid)
 
 
 def test_process_is_killed_at_the_deadline_and_other_requests_are_answered_meanwhile(
-    app: FastAPI, client: TestClient, body: bytes, stopped: int
+    app: FastAPI, client: TestClient, body: dict[str, Any], stopped: int
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
-        late = pool.submit(client.post, "/adapt", content=body, headers={**JSON, "x-request-timeout-s": "2"})
+        late = pool.submit(client.post, "/adapt", json=body, headers={"x-request-timeout-s": "2"})
         wait_until(lambda: app.state.adapting.busy, "the adaptation has begun")
-        items = [{"program": LINEAR, "device": "t4"}]
-        assert client.post("/predict", json={"items": items}).status_code == 200
+        assert client.post("/predict", json=BODY).status_code == 200
         refusal = problem(late.result(), 504, "deadline_exceeded")
     assert "within 2 s" in refusal["detail"] and "fewer records" in refusal["hint"]
     wait_until(lambda: not is_running(stopped), "the process is killed")
-    assert client.post("/adapt", content=body, headers=JSON).status_code == 200
+    assert client.post("/adapt", json=body).status_code == 200
 
 
-def test_process_is_killed_when_the_client_leaves(app: FastAPI, client: TestClient, body: bytes, stopped: int) -> None:
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+def test_process_is_killed_when_the_client_leaves(
+    app: FastAPI, client: TestClient, body: dict[str, Any], stopped: int
+) -> None:
+    messages: list[Message] = [{"type": "http.request", "body": json.dumps(body).encode()}]
 
     async def receive() -> Message:
         if messages:
@@ -81,37 +76,16 @@ def test_process_is_killed_when_the_client_leaves(app: FastAPI, client: TestClie
     async def send(message: Message) -> None:
         pass
 
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/adapt",
-        "raw_path": b"/adapt",
-        "query_string": b"",
-        "root_path": "",
-        "scheme": "http",
-        "http_version": "1.1",
-        "headers": [(b"content-type", b"application/json"), (b"host", b"testserver")],
-        "client": ("testclient", 1),
-        "server": ("testserver", 80),
-    }
-
-    async def leave() -> None:
-        await app(scope, receive, send)
-
-    assert client.portal is not None
-    client.portal.call(leave)
+    client.portal.call(app, http_scope("/adapt"), receive, send)
     wait_until(lambda: not is_running(stopped), "the process is killed")
     wait_until(lambda: not app.state.adapting.busy, "the job has ended")
-    assert client.post("/adapt", content=body, headers=JSON).status_code == 200
+    assert client.post("/adapt", json=body).status_code == 200
 
 
 def test_records_are_charged_to_the_rate_of_items(predictor: LatencyPredictor) -> None:
-    app = create_app(Settings(model=None, warm_plans=False, job_workers=0, items_per_s=1e-3))
-    with TestClient(app, raise_server_exceptions=False) as client:
-        sent = json.dumps({"device": DEVICE, "records": records(predictor)})
-        assert client.post("/adapt", content=sent, headers=JSON).status_code == 200
-        items = [{"program": LINEAR, "device": "t4"}]
-        problem(client.post("/predict", json={"items": items}), 429, "rate_limited")
+    with service(job_workers=0, items_per_s=1e-3) as client:
+        assert adapt(client, records(predictor)).status_code == 200
+        problem(client.post("/predict", json=BODY), 429, "rate_limited")
 
 
 def test_items_are_charged_before_the_work() -> None:
@@ -134,14 +108,7 @@ def test_items_are_charged_before_the_work() -> None:
             if message["type"] == "http.response.start":
                 statuses.append(message["status"])
 
-        scope: dict[str, Any] = {
-            "type": "http",
-            "method": "GET",
-            "path": path,
-            "headers": [],
-            "client": ("10.0.0.1", 1),
-        }
-        await middleware(scope, receive, send)
+        await middleware(http_scope(path), receive, send)
 
     asyncio.run(request("/first"))
     assert statuses == [429, 200]

@@ -33,15 +33,11 @@ def add(admission: AdmissionQueue, rows: int, sender: str = "", *, now: float = 
     return ticket
 
 
-def parts(batch: Batch) -> list[tuple[Ticket, int]]:
-    return batch.parts
-
-
 def test_batches_take_requests_in_order_of_arrival() -> None:
     admission = queue()
     first, second = add(admission, BATCH + 20), add(admission, 100)
-    assert parts(admission.batch(0)) == [(first, BATCH)]
-    assert parts(admission.batch(0)) == [(first, 20), (second, BATCH - 20)]
+    assert admission.batch(0).parts == [(first, BATCH)]
+    assert admission.batch(0).parts == [(first, 20), (second, BATCH - 20)]
     assert admission.rows == 100 - (BATCH - 20)
 
 
@@ -49,33 +45,33 @@ def test_small_requests_have_a_share_of_each_batch() -> None:
     admission = queue()
     large = add(admission, 10 * BATCH)
     small = [add(admission, 1) for _ in range(3 * SMALL)]
-    assert parts(admission.batch(0)) == [*((ticket, 1) for ticket in small[:SMALL]), (large, BATCH - SMALL)]
+    assert admission.batch(0).parts == [*((ticket, 1) for ticket in small[:SMALL]), (large, BATCH - SMALL)]
     # Room that no other request needs is theirs too.
     alone = queue()
     small_alone = [add(alone, 1) for _ in range(2 * SMALL)]
-    assert parts(alone.batch(0)) == [(ticket, 1) for ticket in small_alone]
+    assert alone.batch(0).parts == [(ticket, 1) for ticket in small_alone]
 
 
 def test_senders_share_a_batch() -> None:
     admission = queue()
     first, second = add(admission, 10 * BATCH, "a"), add(admission, 10 * BATCH, "a")
     other = add(admission, 10 * BATCH, "b")
-    assert dict(parts(admission.batch(0))) == {first: BATCH // 2, other: BATCH // 2}
+    assert dict(admission.batch(0).parts) == {first: BATCH // 2, other: BATCH // 2}
     assert second.rows == 10 * BATCH
     # A sender that was away has no claim on the time before.
     for _ in range(10):
         admission.batch(0)
     late = add(admission, 10 * BATCH, "c")
-    assert dict(parts(admission.batch(0)))[late] <= BATCH // 2
+    assert dict(admission.batch(0).parts)[late] <= BATCH // 2
 
 
 def test_request_that_is_still_being_read_keeps_its_place() -> None:
     admission = queue()
     unread = admission.admit("", 40, 40, 110, 100)
     ready = add(admission, 40)
-    assert parts(admission.batch(100)) == [(ready, 40)]
+    assert admission.batch(100).parts == [(ready, 40)]
     admission.ready(unread, 30, 30, object())
-    assert parts(admission.batch(100)) == [(unread, 30)]
+    assert admission.batch(100).parts == [(unread, 30)]
     assert admission.rows == 0
 
 
@@ -88,7 +84,7 @@ def test_removed_request_leaves_no_trace() -> None:
     assert admission.rows == 50
     admission.remove(second)
     assert admission.rows == admission.ready_rows == 0
-    assert parts(admission.batch(100)) == []
+    assert admission.batch(100).parts == []
 
 
 @settings(max_examples=200, deadline=None)
@@ -189,7 +185,7 @@ def test_small_requests_are_computed_beside_a_large_batch_for_a_share_of_the_tim
     small = add(admission, 1)
     assert admission.beside_in_s(100) == 0
     beside = admission.beside(100)
-    assert parts(beside) == [(small, 1)]
+    assert beside.parts == [(small, 1)]
     admission.beside_ended(beside, 100.01)
     add(admission, 1)
     assert admission.beside_in_s(100.01) == pytest.approx(0.04)

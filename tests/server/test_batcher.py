@@ -40,7 +40,6 @@ class Recorder:
     def __init__(self, breaks_on: str | None = None, holds: int = 0) -> None:
         self.batches: list[list[str]] = []
         self.entered, self.go = threading.Event(), threading.Event()
-        self.go.set()
         self.breaks_on, self.holds = breaks_on, holds
 
     def predict_queries(self, queries: Sequence[Query], quantiles: Sequence[float]) -> list[Prediction]:
@@ -61,8 +60,17 @@ async def running(**limits: Any) -> AsyncIterator[Batcher]:
         assert batcher.queued_rows == 0
 
 
-def begin(batcher: Batcher, recorder: Recorder, rows: int) -> asyncio.Task[list[Prediction]]:
-    return asyncio.create_task(batcher.ask(recorder, [query(rows)], LEVELS, Deadline(PATIENCE_S)))
+def begin(batcher: Batcher, recorder: Recorder, *rows: int) -> asyncio.Task[list[Prediction]]:
+    """A request with one query for each number of rows."""
+    return asyncio.create_task(batcher.ask(recorder, [query(n) for n in rows], LEVELS, Deadline(PATIENCE_S)))
+
+
+async def held(batcher: Batcher, rows: Sequence[int] = (1,), **options: Any) -> tuple[Recorder, Any]:
+    """A recorder whose batch waits for ``go``, and the request of that batch."""
+    recorder = Recorder(**options)
+    first = begin(batcher, recorder, *rows)
+    await asyncio.to_thread(recorder.entered.wait, PATIENCE_S)
+    return recorder, first
 
 
 def names(answers: Sequence[Prediction]) -> list[str]:
@@ -111,10 +119,7 @@ def test_other_requests_in_the_batch_change_no_answer(
 
 async def test_requests_that_arrive_during_a_batch_form_the_next_one() -> None:
     async with running() as batcher:
-        recorder = Recorder()
-        recorder.go.clear()
-        first = begin(batcher, recorder, 1)
-        await asyncio.to_thread(recorder.entered.wait, PATIENCE_S)
+        recorder, first = await held(batcher)
         others = [begin(batcher, recorder, n) for n in range(2, 7)]
         await wait_until_async(lambda: batcher.queued_rows == 5)
         recorder.go.set()
@@ -124,34 +129,22 @@ async def test_requests_that_arrive_during_a_batch_form_the_next_one() -> None:
 
 async def test_long_request_does_not_block_short_ones() -> None:
     async with running() as batcher:
-        recorder = Recorder(holds=8)
-        recorder.go.clear()
-
-        async def ask(rows: range) -> None:
-            answers = await batcher.ask(recorder, [query(n) for n in rows], LEVELS, Deadline(PATIENCE_S))
-            assert names(answers) == [query(n).program.name for n in rows]
-
-        long = asyncio.create_task(ask(range(1, 65)))
-        await asyncio.to_thread(recorder.entered.wait, PATIENCE_S)
-        short = [asyncio.create_task(ask(range(100 + n, 101 + n))) for n in range(3)]
+        recorder, long = await held(batcher, range(1, 65), holds=8)
+        short = [begin(batcher, recorder, 100 + n) for n in range(3)]
         # A short request is computed beside the batch of the long one, which waits.
         await short[0]
         assert [len(batch) for batch in recorder.batches][:2] == [8, 1]
         assert not long.done()
         recorder.go.set()
-        await asyncio.gather(long, *short)
+        for task, rows in zip((long, *short), (range(1, 65), [100], [101], [102]), strict=True):
+            assert names(await task) == [query(n).program.name for n in rows]
         assert sum(map(len, recorder.batches)) == 64 + 3
         assert [len(batch) for batch in recorder.batches].count(8) >= 7
 
 
 async def test_request_that_would_exceed_its_deadline_is_refused_at_once() -> None:
     async with running(max_queued_rows=1000) as batcher:
-        recorder = Recorder()
-        recorder.go.clear()
-        first = asyncio.create_task(
-            batcher.ask(recorder, [query(n) for n in range(1, 400)], LEVELS, Deadline(PATIENCE_S))
-        )
-        await asyncio.to_thread(recorder.entered.wait, PATIENCE_S)
+        recorder, first = await held(batcher, range(1, 400))
         # Before any batch is measured a row counts as a millisecond: the 391 rows that wait take 0.4 s.
         with batcher.admitted(20, 20, Deadline(PATIENCE_S)):
             assert batcher.queued_rows == 391 + 20
@@ -166,28 +159,20 @@ async def test_request_that_would_exceed_its_deadline_is_refused_at_once() -> No
 
 async def test_full_queue_refuses_requests_with_retry_after() -> None:
     async with running(max_queued_rows=20) as batcher:
-        recorder = Recorder()
-        recorder.go.clear()
         # An empty queue accepts a request of any size.
-        first = asyncio.create_task(
-            batcher.ask(recorder, [query(n) for n in range(1, 30)], LEVELS, Deadline(PATIENCE_S))
-        )
-        await asyncio.to_thread(recorder.entered.wait, PATIENCE_S)
+        recorder, first = await held(batcher, range(1, 30))
         with pytest.raises(ProblemError) as refused:
-            await batcher.ask(recorder, [query(1)], LEVELS, Deadline(PATIENCE_S))
+            await begin(batcher, recorder, 1)
         assert (refused.value.status, refused.value.problem.code) == (503, "overloaded")
         assert 1 <= int(refused.value.headers["retry-after"]) <= 60
         recorder.go.set()
         assert len(await first) == 29
-        assert len(await batcher.ask(recorder, [query(1)], LEVELS, Deadline(PATIENCE_S))) == 1
+        assert len(await begin(batcher, recorder, 1)) == 1
 
 
 async def test_request_past_its_deadline_is_refused_and_not_computed() -> None:
     async with running() as batcher:
-        recorder = Recorder()
-        recorder.go.clear()
-        first = begin(batcher, recorder, 1)
-        await asyncio.to_thread(recorder.entered.wait, PATIENCE_S)
+        recorder, first = await held(batcher)
         with pytest.raises(ProblemError) as refused:
             await batcher.ask(recorder, [query(2)], LEVELS, Deadline(0.02))
         assert (refused.value.status, refused.value.problem.code) == (504, "deadline_exceeded")
@@ -198,7 +183,7 @@ async def test_request_past_its_deadline_is_refused_and_not_computed() -> None:
         assert batcher.queued_rows == 0
         recorder.go.set()
         await first
-        await batcher.ask(recorder, [query(4)], LEVELS, Deadline(PATIENCE_S))
+        await begin(batcher, recorder, 4)
         assert [name for batch in recorder.batches for name in batch] == [query(n).program.name for n in (1, 4)]
 
 
@@ -207,6 +192,7 @@ async def test_answers_of_finished_batches_are_reported_even_if_the_request_time
 ) -> None:
     async with running() as batcher:
         recorder = Recorder()
+        recorder.go.set()
         batches: list[tuple[int, list[str]]] = []
         loop = asyncio.get_running_loop()
         clock = loop.time
@@ -237,7 +223,6 @@ async def test_request_whose_deadline_has_passed_is_not_queued() -> None:
 async def test_exception_reaches_only_the_request_that_caused_it() -> None:
     async with running() as batcher:
         recorder = Recorder(breaks_on=query(3).program.name)
-        recorder.go.clear()
         tasks = [begin(batcher, recorder, n) for n in (1, 2, 3, 4)]
         await asyncio.to_thread(recorder.entered.wait, PATIENCE_S)
         recorder.go.set()
@@ -248,11 +233,9 @@ async def test_exception_reaches_only_the_request_that_caused_it() -> None:
 
 async def test_waiting_requests_are_refused_when_the_service_stops() -> None:
     batcher = Batcher(max_batch_rows=1, max_queued_rows=10, max_wait_s=0.0)
-    recorder = Recorder()
-    recorder.go.clear()
     async with batcher.running():
-        tasks = [begin(batcher, recorder, n) for n in (1, 2)]
-        await asyncio.to_thread(recorder.entered.wait, PATIENCE_S)
+        recorder, first = await held(batcher)
+        tasks = [first, begin(batcher, recorder, 2)]
         # The block ends before the event loop runs this.
         asyncio.get_running_loop().call_soon(recorder.go.set)
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)

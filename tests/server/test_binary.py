@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.operators import make_operator, parse_operator
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.templates import size_names
-from tests.server.conftest import JSON, LINEAR, problem
+from tests.server.conftest import LINEAR, problem, service
 
 PROGRAMS = [
     LINEAR,
@@ -29,10 +28,15 @@ PROGRAMS = [
 OWN = lookup("l4").model_copy(update={"name": "mine"})
 
 
+def program(i: int) -> dict[str, Any]:
+    """Program of the ``i``-th query: a linear layer of another size each time, or one of the others."""
+    return {**LINEAR, "m": 1 + i} if i % 3 == 0 else PROGRAMS[i % 3]
+
+
 def queries(count: int = 3, **fields: Any) -> FeatureQueries:
     parts = []
     for i in range(count):
-        operator = make_operator({**PROGRAMS[i % 3], **({"m": 1 + i} if i % 3 == 0 else {})})
+        operator = make_operator(program(i))
         device = ("t4", OWN)[i % 2]
         parts.append(FeaturePart(encode_operator(operator), operator.operator, device, "library", "eager", "pytorch"))
     return FeatureQueries.of(parts, **fields)
@@ -52,17 +56,10 @@ def test_the_same_figures_as_in_json(client: TestClient, predictor: LatencyPredi
     here = predictor.predict_features(sent)
     for name in ("latency_s", "lower_s", "upper_s", "quantiles", "domain", "domain_score", "roofline_s"):
         assert np.array_equal(getattr(answers, name), getattr(here, name)), name
-    items = [
-        {
-            "program": {**PROGRAMS[i % 3], **({"m": 1 + i} if i % 3 == 0 else {})},
-            "device": ("t4", OWN.model_dump(exclude={"aliases"}))[i % 2],
-            "protocol": "eager",
-            "framework": "pytorch",
-        }
-        for i in range(9)
-    ]
-    body = json.dumps({"items": items, "quantiles": [0.05, 0.5, 0.95]})
-    results = client.post("/predict", content=body, headers=JSON).json()["results"]
+    devices = ("t4", OWN.model_dump(exclude={"aliases"}))
+    how = {"protocol": "eager", "framework": "pytorch"}
+    items = [{"program": program(i), "device": devices[i % 2], **how} for i in range(9)]
+    results = client.post("/predict", json={"items": items, "quantiles": [0.05, 0.5, 0.95]}).json()["results"]
     assert [r["latency_s"] for r in results] == answers.latency_s[:9].tolist()
     assert [r["domain"] for r in results] == answers.labels[:9]
 
@@ -105,8 +102,7 @@ def test_narrow_types_have_the_same_figures_in_every_interface(client: TestClien
 def test_sizes_of_experts_are_checked(client: TestClient, value: int, message: str) -> None:
     sent = narrow_queries()
     sent.sizes[0, size_names("moe").index("experts")] = value
-    response = post(client, sent.to_bytes())
-    assert message in problem(response, 422, "data_error")["detail"]
+    assert message in problem(post(client, sent.to_bytes()), 422, "data_error")["detail"]
 
 
 def test_what_is_refused(client: TestClient) -> None:
@@ -140,8 +136,5 @@ def test_a_changed_byte_is_an_answer_or_a_refusal(client: TestClient, position: 
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_the_number_of_rows_is_that_of_items(rows: int) -> None:
-    from cdmpp_server.app import create_app
-    from cdmpp_server.settings import Settings
-
-    with TestClient(create_app(Settings(model=None, max_items=1))) as client:
+    with service(max_items=1) as client:
         assert post(client, queries(rows).to_bytes()).status_code == (200 if rows == 1 else 422)

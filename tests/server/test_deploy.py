@@ -15,29 +15,14 @@ import yaml
 
 from cdmpp_server.operate.metrics import Metrics
 from cdmpp_server.settings import Settings
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 CONTAINERFILE = (DEPLOY / "Containerfile").read_text()
 #: Keys of the compose specification that the file may use; other keys are mistakes.
 SERVICE_KEYS = {
-    "build",
-    "cap_drop",
-    "command",
-    "depends_on",
-    "environment",
-    "healthcheck",
-    "image",
-    "init",
-    "mem_limit",
-    "ports",
-    "read_only",
-    "restart",
-    "security_opt",
-    "stop_grace_period",
-    "tmpfs",
-    "volumes",
+    *("build", "cap_drop", "command", "depends_on", "environment", "healthcheck", "image", "init", "mem_limit"),
+    *("ports", "read_only", "restart", "security_opt", "stop_grace_period", "tmpfs", "volumes"),
 }
 
 
@@ -47,8 +32,7 @@ def load(name: str) -> Any:
 
 @pytest.fixture(scope="module")
 def services() -> dict[str, dict[str, Any]]:
-    compose_services: dict[str, dict[str, Any]] = load("compose.yaml")["services"]
-    return compose_services
+    return load("compose.yaml")["services"]
 
 
 def test_containerfile_passes_hadolint() -> None:
@@ -120,14 +104,10 @@ def test_compose_file_is_consistent(services: dict[str, dict[str, Any]]) -> None
         assert set(service.get("depends_on", ())) <= set(services)
         for volume in service.get("volumes", ()):
             source = volume.split(":")[0]
-            if source.startswith("."):
-                assert (DEPLOY / source).is_file(), source
-            else:
-                assert source in document["volumes"]
+            assert (DEPLOY / source).is_file() if source.startswith(".") else source in document["volumes"], source
         for port in service.get("ports", ()):
             assert port.startswith("127.0.0.1:"), "nothing is published beyond this machine unless told so"
-        image = service["image"]
-        assert ":" in image
+        assert ":" in service["image"]
     build = services["service"]["build"]
     assert (DEPLOY / build["context"] / build["dockerfile"]).resolve() == DEPLOY / "Containerfile"
     assert "healthcheck" in services["postgres"], "the service waits for it"

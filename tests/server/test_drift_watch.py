@@ -20,33 +20,24 @@ def watch_of(store: ObservationStore, predictor: LatencyPredictor, max_jobs: int
     return DriftWatch(store, ProposalStore(store), jobs, Models(predictor, 1), lambda: None)
 
 
-def observe(
-    store: ObservationStore,
-    predictor: LatencyPredictor,
-    count: int,
-    ratio: float,
-    device: str = "t4",
-    model: str | None = None,
-) -> None:
-    predicted = PredictedBefore(
-        "0" * 32, device, DIGEST, "library", "kernel", None, model or predictor.model_id, 1e-3, 0.9e-3, 1.1e-3
-    )
+def observe(store: ObservationStore, model: str, count: int, ratio: float, device: str = "t4") -> None:
+    predicted = PredictedBefore("0" * 32, device, DIGEST, "library", "kernel", None, model, 1e-3, 0.9e-3, 1.1e-3)
     store.add([Observation(predicted, 1e-3 * ratio)] * count)
 
 
 def test_one_job_is_submitted_for_a_drift(store: ObservationStore, predictor: LatencyPredictor) -> None:
     watch = watch_of(store, predictor)
-    observe(store, predictor, 300, 1.0)
+    observe(store, predictor.model_id, 300, 1.0)
     assert watch.check() == 0
-    observe(store, predictor, MIN_OBSERVATIONS - 1, 1.5)
+    observe(store, predictor.model_id, MIN_OBSERVATIONS - 1, 1.5)
     assert watch.check() == 0, "a job was submitted from too few observations since the change"
-    observe(store, predictor, 1, 1.5)
+    observe(store, predictor.model_id, 1, 1.5)
     assert watch.check() == 1
     assert watch.check() == 0
     # Other workers see the same database, and further observations are of the same drift.
-    observe(store, predictor, RECENT - 1, 1.5)
+    observe(store, predictor.model_id, RECENT - 1, 1.5)
     assert watch_of(store, predictor).check() == 0
-    observe(store, predictor, 1, 1.5)
+    observe(store, predictor.model_id, 1, 1.5)
     assert [watch.check(), watch_of(store, predictor).check()] == [1, 0], "an old proposal is replaced once"
     (key,) = ProposalStore(store).jobs()
     assert key == Key("t4", DIGEST, predictor.model_id)
@@ -55,15 +46,15 @@ def test_one_job_is_submitted_for_a_drift(store: ObservationStore, predictor: La
 def test_no_job_for_other_models_and_devices_that_cannot_be_found_again(
     store: ObservationStore, predictor: LatencyPredictor
 ) -> None:
-    observe(store, predictor, 200, 3.0, model="an older model")
-    observe(store, predictor, 200, 3.0, device="my own")
-    observe(store, predictor, 200, 3.0, device="l4")  # the figures are not those of the L4
+    observe(store, "an older model", 200, 3.0)
+    observe(store, predictor.model_id, 200, 3.0, "my own")
+    observe(store, predictor.model_id, 200, 3.0, "l4")  # the figures are not those of the L4
     assert watch_of(store, predictor).check() == 0
 
 
 def test_full_queue_leaves_the_proposal_to_a_later_check(store: ObservationStore, predictor: LatencyPredictor) -> None:
     full = watch_of(store, predictor, max_jobs=0)
-    observe(store, predictor, 200, 3.0)
+    observe(store, predictor.model_id, 200, 3.0)
     assert full.check() == 0
     assert watch_of(store, predictor).check() == 1
 

@@ -13,16 +13,13 @@ from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
 from cdmpp.cli.demo import running_server
-from cdmpp_server.app import create_app
 from cdmpp_server.operate.access import Hosts
 from cdmpp_server.page import POLICY
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
-from tests.server.conftest import LINEAR, problem
+from tests.server.conftest import BODY, problem, service
 
 pytestmark = pytest.mark.slow
-
-BODY = {"items": [{"program": LINEAR, "device": "t4"}]}
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +27,9 @@ def client() -> Iterator[TestClient]:
     """A service with the default names."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("CDMPP_ALLOWED_HOSTS", raising=False)
-        app = create_app(Settings(warm_plans=False))
-    with TestClient(app, "http://localhost:8000", raise_server_exceptions=False, follow_redirects=False) as client:
+        client = service()
+    client.base_url, client.follow_redirects = "http://localhost:8000", False
+    with client:
         yield client
 
 

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,7 @@ from cdmpp_server.jobs.store import FINISHED, MAX_ATTEMPTS, FullError, JobState,
 from cdmpp_server.observe.store import ObservationStore
 from cdmpp_server.operate.metrics import Metrics
 from cdmpp_server.sandbox.worker import OnProgress, Worker, WorkerDiedError
-
-#: Seconds until a wait counts as failed; no test needs them unless it fails.
-PATIENCE_S = 120.0
+from tests.waiting import PATIENCE_S
 
 
 def job_store(
@@ -51,11 +50,10 @@ def test_job_runs_from_submission_to_answer(store: ObservationStore) -> None:
     second = queue.add("rl", b"[]", b"prices", None)
     assert state_of(queue, first).state == "queued" and queue.waiting()
     leased = queue.take("worker")
-    assert leased is not None
     assert (leased.id, leased.kind, leased.request, leased.prices) == (first, "pipeline", b"{}", b"")
     assert (leased.budget_s, leased.attempts) == (3.0, 1)
     other = queue.take("other")
-    assert other is not None and other.id == second and other.prices == b"prices"
+    assert (other.id, other.prices) == (second, b"prices")
     assert queue.take("third") is None and not queue.waiting()
     assert queue.beat(first, "worker", {"progress": 0.5, "best": 7.0, "bound": 6.0, "answer": '{"a":1}'})
     assert not queue.beat(first, "other", {"progress": 0.9})
@@ -72,10 +70,8 @@ def test_job_runs_from_submission_to_answer(store: ObservationStore) -> None:
 def test_cancelled_job_keeps_its_best_answer(store: ObservationStore) -> None:
     queue = job_store(store)
     waiting, running = queue.add("a", b"", b"", 1.0), queue.add("b", b"", b"", 1.0)
-    cancelled = queue.cancel(waiting)
-    assert cancelled is not None and cancelled.state == "cancelled"
-    leased = queue.take("worker")
-    assert leased is not None and leased.id == running
+    assert queue.cancel(waiting).state == "cancelled"
+    assert queue.take("worker").id == running
     queue.cancel(running)
     assert not queue.beat(running, "worker", {})
     assert not queue.finish(running, "worker", "done", {"answer": "{}"})
@@ -93,7 +89,7 @@ def test_senders_take_turns(store: ObservationStore) -> None:
     added = [add("first") for _ in range(6)]
     for _ in range(2):
         leased = queue.take("worker")
-        assert leased is not None and leased.id == added.pop(0)[5:]
+        assert leased.id == added.pop(0)[5:]
         queue.finish(leased.id, "worker", "done", {})
     # Another sender comes later: from now on, they take turns. Its short jobs run several at a turn.
     others = [add("other") for _ in range(2)] + [add("third", 5.0) for _ in range(2)]
@@ -106,7 +102,7 @@ def test_senders_take_turns(store: ObservationStore) -> None:
     # The jobs of one sender keep their order; a sender that was absent has saved up nothing.
     assert [id for id in order if senders[id] == "first"] == [id[5:] for id in added]
     late, early = add("first"), add("first")
-    assert [queue.take("worker").id, queue.take("worker").id] == [late[5:], early[5:]]  # type: ignore[union-attr]
+    assert [queue.take("worker").id, queue.take("worker").id] == [late[5:], early[5:]]
 
 
 def test_places_of_one_sender_are_limited(store: ObservationStore) -> None:
@@ -124,20 +120,9 @@ def test_places_of_one_sender_are_limited(store: ObservationStore) -> None:
 
 def test_submissions_at_a_time_keep_the_limit_of_a_sender(store: ObservationStore) -> None:
     queue = job_store(store, max_of_sender=3)
-    refused: list[QuotaError] = []
-
-    def submit() -> None:
-        try:
-            queue.add("a", b"", b"", 1.0, "one")
-        except QuotaError as error:
-            refused.append(error)
-
-    threads = [threading.Thread(target=submit) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert len(refused) == 5
+    with ThreadPoolExecutor(8) as pool:
+        submitted = [pool.submit(queue.add, "a", b"", b"", 1.0, "one") for _ in range(8)]
+    assert sum(isinstance(one.exception(), QuotaError) for one in submitted) == 5
 
 
 def test_removed_job_is_unknown_and_its_worker_loses_it(store: ObservationStore) -> None:
@@ -158,13 +143,12 @@ def test_job_is_taken_again_when_its_lease_has_ended(store: ObservationStore) ->
     expire(store, id)
     assert queue.waiting()
     again = queue.take("worker")
-    assert again is not None and (again.id, again.attempts) == (id, 2)
+    assert (again.id, again.attempts) == (id, 2)
     assert not queue.beat(id, "dead", {}) and not queue.finish(id, "dead", "done", {})
     assert queue.beat(id, "worker", {})
     # A worker that is being stopped gives the job back: this is not counted as a failed attempt.
     queue.give_back(id, "worker")
-    third = queue.take("other")
-    assert third is not None and third.attempts == 2
+    assert queue.take("other").attempts == 2
 
 
 @pytest.mark.parametrize("error_s", [-3600.0, 3600.0])
@@ -180,18 +164,14 @@ def test_leases_do_not_depend_on_the_clock_of_the_worker(
         assert not queue.waiting() and queue.take("wrong clock too") is None
         later = queue.add("b", b"", b"", 1.0)
         assert queue.get(later) is not None
-    leased = queue.take("right clock")
-    assert leased is not None and leased.id == later
+    assert queue.take("right clock").id == later
     assert queue.take("right clock") is None
-    last = queue.get(queue.add("c", b"", b"", 1.0))
-    assert last is not None and abs(last.updated_at - genuine()) < 600
-    for name in (id, later):
+    for name in (id, later, queue.add("c", b"", b"", 1.0)):
         state = state_of(queue, name)
         assert abs(state.created_at - genuine()) < 600 and abs(state.updated_at - genuine()) < 600
     # A worker that has died is replaced once its lease has ended, not an hour later.
     expire(store, id)
-    again = queue.take("right clock")
-    assert again is not None and again.id == id
+    assert queue.take("right clock").id == id
 
 
 def test_jobs_submitted_in_one_moment_are_taken_in_order(store: ObservationStore) -> None:
@@ -277,10 +257,15 @@ async def until_started(runner: Runner, search: Search) -> None:
 
 
 @pytest.fixture
-def queue(tmp_path: Path) -> Iterator[JobStore]:
+def observed(tmp_path: Path) -> Iterator[ObservationStore]:
     store = ObservationStore(str(tmp_path / "s.sqlite"))
-    yield job_store(store)
+    yield store
     store.close()
+
+
+@pytest.fixture
+def queue(observed: ObservationStore) -> JobStore:
+    return job_store(observed)
 
 
 def test_runner_executes_jobs_one_after_the_other(queue: JobStore) -> None:
@@ -290,15 +275,8 @@ def test_runner_executes_jobs_one_after_the_other(queue: JobStore) -> None:
         assert payload[: header["body"]] == b"body"
         assert payload[header["body"] :] == b"prices"
         if header["kind"] == "bad":
-            return {
-                "refused": {
-                    "status": 409,
-                    "code": "infeasible",
-                    "message": "no",
-                    "hint": "more",
-                    "errors": [{"path": "a.b", "message": "no"}],
-                }
-            }, b""
+            refusal = {"status": 409, "code": "infeasible", "message": "no", "hint": "more"}
+            return {"refused": {**refusal, "errors": [{"path": "a.b", "message": "no"}]}}, b""
         return {"best": 4.5, "bound": 4.5}, b'{"x":4.5}'
 
     good, bad = queue.add("good", b"body", b"prices", 1.0), queue.add("bad", b"body", b"prices", None)
@@ -372,14 +350,10 @@ def test_job_leased_while_its_runner_stops_returns_to_the_queue(
         search = run_jobs(queue, ends_at_once, stop_after_lease)
     assert search.requests == []
     assert state_of(queue, id).state == "queued"
-    leased_again = queue.take("next")
-    assert leased_again is not None and leased_again.attempts == 1
+    assert queue.take("next").attempts == 1
 
 
-def test_job_whose_process_dies_fails(tmp_path: Path) -> None:
-    store = ObservationStore(str(tmp_path / "s.sqlite"))
-    queue = job_store(store)
-
+def test_job_whose_process_dies_fails(queue: JobStore, observed: ObservationStore) -> None:
     async def die(search: Search, on_progress: OnProgress) -> Any:
         search.alive = False
         raise WorkerDiedError("gone")
@@ -392,7 +366,6 @@ def test_job_whose_process_dies_fails(tmp_path: Path) -> None:
     fatal = queue.add("a", b"", b"", 1.0)
     for _ in range(MAX_ATTEMPTS):
         assert queue.take("dead") is not None
-        expire(store, fatal)
+        expire(observed, fatal)
     assert run_jobs(queue, die, until_finished(queue, fatal)).requests == []
     assert state_of(queue, fatal).state == "failed"
-    store.close()

@@ -20,8 +20,7 @@ SHORT = {**LONG, "max_activations": None, "max_steps": 20}
 def submit(served: Served, value: dict[str, Any]) -> str:
     status, answer = served.ask("POST", "/pipeline/search", value)
     assert status == 202, answer
-    id: str = answer["job_id"]
-    return id
+    return answer["job_id"]
 
 
 def wait(served: Served, id: str, *states: str) -> dict[str, Any]:

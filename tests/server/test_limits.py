@@ -3,100 +3,69 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-import httpx2
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 
 from cdmpp_server.app import create_app
 from cdmpp_server.body import MAX_VALUES, parse_json
-from cdmpp_server.concurrency import ConcurrencyLimiter, Deadline, cancel_on_disconnect
+from cdmpp_server.concurrency import THRESHOLDS, ConcurrencyLimiter, Deadline, cancel_on_disconnect, infrequent_gc
 from cdmpp_server.predict.service import CHUNK_ITEMS, PredictionService
 from cdmpp_server.problems import ProblemError
 from cdmpp_server.settings import Settings
-from tests.server.conftest import JSON, LINEAR, problem
+from tests.server import conftest
+from tests.server.conftest import JSON, LINEAR, http_scope, problem
 from tests.waiting import PATIENCE_S
 
-BODY = json.dumps({"items": [{"program": LINEAR, "device": "t4"}]}).encode()
-Messages = list[dict[str, Any]]
+BODY = json.dumps(conftest.BODY).encode()
 
 
-def call(
-    app: FastAPI, receive: Callable[[], Awaitable[dict[str, Any]]], headers: dict[str, str], path: str = "/predict"
-) -> tuple[int, dict[str, Any]]:
-    """Send one request to the application; ``receive`` decides which parts of the body arrive, and when."""
-    sent: Messages = []
+def call(receive: Callable[[], Awaitable[dict[str, Any]]], headers: dict[str, str], **settings: Any) -> tuple[int, str]:
+    """Status and code for one request to an application without a model; ``receive`` returns parts of the body."""
+    sent: list[dict[str, Any]] = []
 
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": [(k.encode(), v.encode()) for k, v in headers.items()],
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 80),
-    }
-    anyio.run(app, scope, receive, send)
+    anyio.run(create_app(Settings(**settings)), http_scope("/predict", headers), receive, send)
     body = b"".join(m.get("body", b"") for m in sent if m["type"] == "http.response.body")
-    return sent[0]["status"], json.loads(body)
+    return sent[0]["status"], json.loads(body)["code"]
 
 
-class Endless:
-    """An endless body of 64 KiB chunks that counts how many were read."""
+@pytest.mark.parametrize(
+    ("length", "limit", "chunks"),
+    [
+        (None, 2**20, 17),
+        (str(2**31), 2**24, 0),
+        ("10", 2**20, 17),
+        *((invalid, 2**20, None) for invalid in ("9" * 400, "-5", "ten", "²")),
+    ],
+)
+def test_endless_body_is_refused_whatever_its_declared_length(
+    length: str | None, limit: int, chunks: int | None
+) -> None:
+    """At the limit, or before any of it is read if the declared length is above the limit."""
+    read = 0
 
-    def __init__(self) -> None:
-        self.chunks = 0
-
-    async def __call__(self) -> dict[str, Any]:
-        self.chunks += 1
+    async def receive() -> dict[str, Any]:
+        nonlocal read
+        read += 1
         return {"type": "http.request", "body": b" " * 65536, "more_body": True}
 
-
-def small_app(**settings: Any) -> FastAPI:
-    """An application without a model, for requests that are refused before a prediction."""
-    return create_app(Settings(**settings))
-
-
-def test_endless_body_is_refused_at_the_limit() -> None:
-    body = Endless()
-    status, answer = call(small_app(max_body_bytes=2**20), body, JSON)
-    assert (status, answer["code"]) == (413, "body_too_large")
-    assert body.chunks == 17
-
-
-def test_declared_length_above_the_limit_is_refused_before_reading() -> None:
-    body = Endless()
-    status, answer = call(small_app(), body, {**JSON, "content-length": str(2**31)})
-    assert (status, answer["code"]) == (413, "body_too_large")
-    assert body.chunks == 0
-
-
-def test_limit_holds_if_the_declared_length_is_too_small() -> None:
-    body = Endless()
-    status, _ = call(small_app(max_body_bytes=2**20), body, {**JSON, "content-length": "10"})
-    assert status == 413
-    assert body.chunks == 17
-
-
-@pytest.mark.parametrize("length", ["9" * 400, "-5", "ten", "²"])
-def test_invalid_declared_length_is_handled(length: str) -> None:
-    assert call(small_app(max_body_bytes=2**20), Endless(), {**JSON, "content-length": length})[0] == 413
+    headers = JSON if length is None else {**JSON, "content-length": length}
+    assert call(receive, headers, max_body_bytes=limit) == (413, "body_too_large")
+    assert chunks in (read, None)
 
 
 def test_body_that_does_not_arrive_in_time_is_refused() -> None:
@@ -104,15 +73,14 @@ def test_body_that_does_not_arrive_in_time_is_refused() -> None:
         await anyio.sleep_forever()
         raise AssertionError
 
-    status, answer = call(small_app(body_timeout_s=0.05), silence, JSON)
-    assert (status, answer["code"]) == (408, "body_timeout")
+    assert call(silence, JSON, body_timeout_s=0.05) == (408, "body_timeout")
 
 
 def test_disconnected_client_is_handled() -> None:
     async def gone() -> dict[str, Any]:
         return {"type": "http.disconnect"}
 
-    assert call(small_app(), gone, JSON)[0] == 408
+    assert call(gone, JSON)[0] == 408
 
 
 async def test_work_for_a_disconnected_client_is_cancelled() -> None:
@@ -143,10 +111,8 @@ async def test_work_for_a_disconnected_client_is_cancelled() -> None:
 
 def test_body_of_exactly_the_limit_is_accepted(client: TestClient) -> None:
     limit = Settings(model=None).max_body_bytes
-    at_limit = client.post("/predict", content=BODY + b" " * (limit - len(BODY)), headers=JSON)
-    assert at_limit.status_code == 200
-    above = client.post("/predict", content=BODY + b" " * (limit - len(BODY) + 1), headers=JSON)
-    problem(above, 413, "body_too_large")
+    assert client.post("/predict", content=BODY + b" " * (limit - len(BODY)), headers=JSON).status_code == 200
+    problem(client.post("/predict", content=BODY + b" " * (limit - len(BODY) + 1), headers=JSON), 413, "body_too_large")
 
 
 @pytest.mark.parametrize(
@@ -170,18 +136,26 @@ def test_unknown_paths_and_methods(client: TestClient) -> None:
 
 
 def test_item_limit_is_a_setting_and_in_the_schema() -> None:
-    app = small_app(max_items=2)
-    schema = app.openapi()["components"]["schemas"]["PredictRequest"]
+    schema = create_app(Settings(max_items=2)).openapi()["components"]["schemas"]["PredictRequest"]
     assert schema["properties"]["items"]["maxItems"] == 2
 
 
-async def test_full_limiter_refuses_with_retry_after() -> None:
-    limiter, go, begun = ConcurrencyLimiter(max_concurrent=1, max_queued=1), threading.Event(), threading.Event()
-    done: list[str] = []
+class Work:
+    """Work that a test ends, for the only thread of a limiter."""
 
-    def work() -> None:
-        begun.set()
-        go.wait()
+    def __init__(self, max_queued: int) -> None:
+        self.limiter = ConcurrencyLimiter(max_concurrent=1, max_queued=max_queued)
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.begun.set()
+        self.go.wait()
+
+
+async def test_full_limiter_refuses_with_retry_after() -> None:
+    work = Work(max_queued=1)
+    limiter = work.limiter
+    done: list[str] = []
 
     async def enter(name: str) -> None:
         await limiter.run(work)
@@ -189,45 +163,37 @@ async def test_full_limiter_refuses_with_retry_after() -> None:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(enter, "computing")
-        await anyio.to_thread.run_sync(begun.wait)
+        await anyio.to_thread.run_sync(work.begun.wait)
         tasks.start_soon(enter, "waiting")
         await anyio.lowlevel.checkpoint()
         with pytest.raises(ProblemError) as refused:
-            await limiter.run(go.wait)
+            await limiter.run(work)
         assert refused.value.status == 503
         assert refused.value.headers == {"retry-after": "1"}
-        go.set()
+        work.go.set()
     assert done == ["computing", "waiting"]
     assert await limiter.run(lambda: "free again") == "free again"
 
 
 async def test_waiting_for_a_thread_ends_at_the_deadline() -> None:
-    limiter, go, begun = ConcurrencyLimiter(max_concurrent=1, max_queued=5), threading.Event(), threading.Event()
-
-    def work() -> None:
-        begun.set()
-        go.wait()
-
+    work = Work(max_queued=5)
+    limiter = work.limiter
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(limiter.run, work)
-        await anyio.to_thread.run_sync(begun.wait)
+        await anyio.to_thread.run_sync(work.begun.wait)
         with pytest.raises(ProblemError) as refused:
             await limiter.run(lambda: None, Deadline(0.02))
         assert (refused.value.status, refused.value.problem.code) == (504, "deadline_exceeded")
-        go.set()
+        work.go.set()
     assert await limiter.run(lambda: "in time", Deadline(PATIENCE_S)) == "in time"
 
 
 async def test_cancelled_caller_does_not_free_a_running_thread() -> None:
     # Otherwise disconnecting clients could start any number of threads.
-    limiter, go, begun = ConcurrencyLimiter(max_concurrent=1, max_queued=5), threading.Event(), threading.Event()
-
-    def work() -> None:
-        begun.set()
-        go.wait()
-
+    work = Work(max_queued=5)
+    limiter = work.limiter
     first = asyncio.ensure_future(limiter.run(work))
-    await asyncio.to_thread(begun.wait)
+    await asyncio.to_thread(work.begun.wait)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
@@ -240,7 +206,7 @@ async def test_cancelled_caller_does_not_free_a_running_thread() -> None:
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    go.set()
+    work.go.set()
     await second
     assert ran == [2]
     assert await limiter.run(lambda: "free again") == "free again"
@@ -248,7 +214,6 @@ async def test_cancelled_caller_does_not_free_a_running_thread() -> None:
 
 def test_healthz_answers_while_predictions_are_computed(app: FastAPI, client: TestClient, monkeypatch) -> None:
     entered, go = threading.Event(), threading.Event()
-
     predict = app.state.service.predictor.predict_queries
 
     def slow(*arguments: Any) -> Any:
@@ -257,18 +222,16 @@ def test_healthz_answers_while_predictions_are_computed(app: FastAPI, client: Te
         return predict(*arguments)
 
     monkeypatch.setattr(app.state.service.predictor, "predict_queries", slow)
-    answers: list[httpx2.Response] = []
-    unseen = json.dumps({"items": [{"program": {**LINEAR, "m": 4004}, "device": "t4"}]})
-    thread = threading.Thread(target=lambda: answers.append(client.post("/predict", content=unseen, headers=JSON)))
-    thread.start()
-    try:
-        assert entered.wait(PATIENCE_S)
-        assert client.get("/healthz").json() == {"status": "ok"}
-        assert not answers
-    finally:
-        go.set()
-        thread.join()
-    assert answers[0].status_code == 200
+    unseen = {"items": [{"program": {**LINEAR, "m": 4004}, "device": "t4"}]}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.post, "/predict", json=unseen)
+        try:
+            assert entered.wait(PATIENCE_S)
+            assert client.get("/healthz").json() == {"status": "ok"}
+            assert not answer.done()
+        finally:
+            go.set()
+    assert answer.result().status_code == 200
 
 
 def test_event_loop_has_turns_between_chunks_of_bodies(app: FastAPI, client: TestClient) -> None:
@@ -311,3 +274,26 @@ def test_body_with_too_many_values_is_refused_before_it_is_parsed(client: TestCl
     # Commas and brackets inside a text are no values; a quote after an escaped backslash ends the text.
     for text in (",[{" * MAX_VALUES, '\\",' * MAX_VALUES, "," * MAX_VALUES + "\\\\"):
         assert parse_json(json.dumps({"a": text, "b": [1, "x"]}).encode()) == {"a": text, "b": [1, "x"]}
+
+
+def test_thresholds_are_higher_inside_and_restored_afterwards() -> None:
+    before = gc.get_threshold()
+    with infrequent_gc():
+        assert gc.get_threshold() == THRESHOLDS
+        assert gc.get_freeze_count() > 0
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
+
+
+def test_cycles_are_still_collected() -> None:
+    class Node:
+        def __init__(self) -> None:
+            self.me = self
+
+    with infrequent_gc():
+        node = weakref.ref(Node())
+        # New objects that stay alive trigger a collection. Other threads may free objects and so delay it.
+        alive: list[list[None]] = []
+        while node() is not None and len(alive) < 100 * THRESHOLDS[0]:
+            alive.append([])
+        assert node() is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -16,16 +15,13 @@ from cdmpp.llm import estimate, simulate
 from cdmpp.llm.serving.calibrate import fit_engine
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.llm import CalibrateAnswer, Estimates, LlmAnswer, LlmAnswers, LlmDevicesRequest, SimulateAnswer
-from tests.server.conftest import JSON, problem
+from tests.server.conftest import EXAMPLES, LLAMA, problem
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "llm"
-LLAMA: dict[str, Any] = json.loads((EXAMPLES / "llama-3.1-8b.json").read_text())
 GOOD: dict[str, Any] = {"config": LLAMA, "device": "h100-sxm", "output": 8}
 
 
-def post(client: TestClient, body: Any) -> httpx2.Response:
-    response: httpx2.Response = client.post("/llm", content=json.dumps(body), headers=JSON)
-    return response
+def post(client: TestClient, body: Any, path: str = "/llm") -> httpx2.Response:
+    return client.post(path, json=body)
 
 
 @pytest.mark.parametrize(
@@ -49,10 +45,8 @@ def test_answer_equals_the_python_result(
 def test_types_have_the_other_names_that_they_have_in_python(client: TestClient, predictor: LatencyPredictor) -> None:
     response = post(client, {**GOOD, "dtype": "bf16", "weights": "fp8"})
     assert response.status_code == 200, response.text
-    assert (
-        response.json()
-        == estimate(LLAMA, "h100-sxm", output=8, dtype="bf16", weights="fp8", predictor=predictor).to_dict()
-    )
+    here = estimate(LLAMA, "h100-sxm", output=8, dtype="bf16", weights="fp8", predictor=predictor)
+    assert response.json() == here.to_dict()
 
 
 def test_errors_stand_at_their_devices(client: TestClient, predictor: LatencyPredictor) -> None:
@@ -134,14 +128,13 @@ def test_schema_describes_request_and_answer(client: TestClient) -> None:
 def test_plans_take_no_path_from_a_client(client: TestClient) -> None:
     request = json.loads((EXAMPLES.parents[1] / "docs" / "examples" / "application_llm.json").read_text())
     request["engines"][1]["curve"]["llm"]["config"] = str(EXAMPLES / "llama-3.1-8b.json")
-    response = client.post("/application/plan", content=json.dumps(request), headers=JSON)
-    assert "config" in problem(response, 422, "invalid_request")["errors"][0]["path"]
+    assert "config" in problem(post(client, request, "/application/plan"), 422, "invalid_request")["errors"][0]["path"]
 
 
 def test_calibration_equals_the_python_result(client: TestClient, predictor: LatencyPredictor) -> None:
     rows = [{"batch": n, "input": 128, "output": 32, "total_s": s} for n, s in ((1, 0.5), (32, 0.9))]
     body = {"config": LLAMA, "device": "h100-sxm", "measurements": rows}
-    response = client.post("/llm/calibrate", content=json.dumps(body), headers=JSON)
+    response = post(client, body, "/llm/calibrate")
     assert response.status_code == 200, response.text
     CalibrateAnswer.model_validate(response.json())
     assert response.json() == fit_engine(LLAMA, "h100-sxm", rows, predictor=predictor).to_dict()
@@ -150,41 +143,34 @@ def test_calibration_equals_the_python_result(client: TestClient, predictor: Lat
         {**rows[0], "closed_loop": True},
         {"rate": 2.0, "input": 128, "output": 32, "ttft_s": 0.1, "prefix_hit": 0.5},
     ]
-    loaded = client.post("/llm/calibrate", content=json.dumps({**body, "measurements": loads}), headers=JSON)
+    loaded = post(client, {**body, "measurements": loads}, "/llm/calibrate")
     assert loaded.json() == fit_engine(LLAMA, "h100-sxm", loads, predictor=predictor).to_dict()
     for change, message, code in (
         ({"measurements": [rows[0], {**rows[1], "total_s": 1e-6}]}, "row 2: total_s 1e-06 is below", "data_error"),
         ({"measurements": [{**rows[0], "config": "/etc/passwd"}, rows[1]]}, "row 1: config is no object", "data_error"),
         ({"engine": "/etc/passwd.toml"}, "no engine profile named", "data_error"),
     ):
-        refused = client.post("/llm/calibrate", content=json.dumps({**body, **change}), headers=JSON)
-        assert message in problem(refused, 409, code)["detail"]
+        assert message in problem(post(client, {**body, **change}, "/llm/calibrate"), 409, code)["detail"]
 
 
 def test_simulation_equals_the_python_result(client: TestClient, predictor: LatencyPredictor) -> None:
-    body = {"config": LLAMA, "device": "h100-sxm", "concurrency": 4, "input": 128, "output": 16, "count": 12}
-    response = client.post("/llm/simulate", content=json.dumps(body), headers=JSON)
-    assert response.status_code == 200, response.text
-    SimulateAnswer.model_validate(response.json())
-    expected = simulate(LLAMA, "h100-sxm", concurrency=4, input=128, output=16, count=12, predictor=predictor)
-    assert response.json() == expected.to_dict()
-    more = {"mtp": 1, "acceptance": 0.5, "prefill_pool": {"tp": 2, "device": "h200"}}
-    pools = client.post("/llm/simulate", content=json.dumps({**body, **more}), headers=JSON)
     load = {"concurrency": 4, "input": 128, "output": 16, "count": 12}
-    assert pools.json() == simulate(LLAMA, "h100-sxm", predictor=predictor, **load, **more).to_dict()
-    other = {"warmup": 2, "framework": "sglang", "cuda_graph": False}
-    options = client.post("/llm/simulate", content=json.dumps({**body, **other}), headers=JSON)
-    assert options.json() == simulate(LLAMA, "h100-sxm", predictor=predictor, **load, **other).to_dict()
-    nodes = client.post("/llm/simulate", content=json.dumps({**body, "pp": 16, "network": "roce-100"}), headers=JSON)
-    across: dict[str, Any] = {**load, "pp": 16, "predictor": predictor}
-    assert nodes.json() == simulate(LLAMA, "h100-sxm", network="roce-100", **across).to_dict()
-    assert nodes.json()["duration_s"] > simulate(LLAMA, "h100-sxm", network=400e9, **across).duration_s
-    requests = [[0.0, 100, 4], [0.5, 200, 8]]
-    listed = client.post(
-        "/llm/simulate", content=json.dumps({**body, "concurrency": None, "requests": requests}), headers=JSON
-    )
-    assert listed.json()["requests"] == 2
-    both = client.post("/llm/simulate", content=json.dumps({**body, "rate": 1.0}), headers=JSON)
-    assert "exactly one" in problem(both, 409, "invalid_field")["hint"]
-    large = client.post("/llm/simulate", content=json.dumps({**body, "output": 100_000, "count": 600}), headers=JSON)
-    assert "at most 50,000,000" in problem(large, 409, "data_error")["detail"]
+
+    def answer(**changes: Any) -> httpx2.Response:
+        return post(client, {"config": LLAMA, "device": "h100-sxm", **load, **changes}, "/llm/simulate")
+
+    for options in (
+        {},
+        {"mtp": 1, "acceptance": 0.5, "prefill_pool": {"tp": 2, "device": "h200"}},
+        {"warmup": 2, "framework": "sglang", "cuda_graph": False},
+        {"pp": 16, "network": "roce-100"},
+    ):
+        response = answer(**options)
+        assert response.status_code == 200, response.text
+        SimulateAnswer.model_validate(response.json())
+        assert response.json() == simulate(LLAMA, "h100-sxm", predictor=predictor, **load, **options).to_dict()
+    faster = simulate(LLAMA, "h100-sxm", network=400e9, pp=16, predictor=predictor, **load)
+    assert response.json()["duration_s"] > faster.duration_s
+    assert answer(concurrency=None, requests=[[0.0, 100, 4], [0.5, 200, 8]]).json()["requests"] == 2
+    assert "exactly one" in problem(answer(rate=1.0), 409, "invalid_field")["hint"]
+    assert "at most 50,000,000" in problem(answer(output=100_000, count=600), 409, "data_error")["detail"]

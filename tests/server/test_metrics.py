@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from cdmpp_server.app import create_app
 from cdmpp_server.operate.metrics import FOLDER_VARIABLE, Metrics, shared_by_workers
-from cdmpp_server.settings import Settings
-from tests.server.conftest import JSON, LINEAR
-from tests.waiting import PATIENCE_S
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.server.conftest import ITEM, JSON, LINEAR, service
+from tests.waiting import run_python
 
 
 def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """All samples by name and labels."""
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    families = text_string_to_metric_families(text)
+    return {labelled(s.name, **s.labels): s.value for family in families for s in family.samples}
 
 
 def labelled(name: str, **labels: str) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -35,14 +26,10 @@ def labelled(name: str, **labels: str) -> tuple[str, tuple[tuple[str, str], ...]
 
 def test_requests_items_and_refusals_are_counted(tmp_path: Path) -> None:
     # A separate application, so that its counters start at zero.
-    with TestClient(create_app(Settings(database=str(tmp_path / "s.sqlite")))) as client:
-        items = [
-            {"program": LINEAR, "device": "t4"},
-            {"program": {**LINEAR, "m": 77}, "device": "t4"},
-            {"program": LINEAR, "device": "t4", "backend": "tvm"},
-            {"program": {"operator": "liner"}, "device": "t4"},
-            {"program": LINEAR, "device": "t5"},
-        ]
+    with service(database=str(tmp_path / "s.sqlite")) as client:
+        changes = ({}, {"program": {**LINEAR, "m": 77}}, {"backend": "tvm"})
+        wrong = ({"program": {"operator": "liner"}}, {"device": "t5"})
+        items = [{**ITEM, **change} for change in (*changes, *wrong)]
         results = client.post("/predict", json={"items": items}).json()["results"]
         client.post("/predict", json={"items": items[:1]})
         client.post("/predict", content=b"{", headers=JSON)
@@ -68,10 +55,7 @@ def test_requests_items_and_refusals_are_counted(tmp_path: Path) -> None:
     assert seen[labelled("cdmpp_item_errors_total", code="unsupported_operator")] == 1
     assert seen[labelled("cdmpp_item_errors_total", code="unknown_device")] == 1
     by_domain = {dict(labels)["domain"]: value for (name, labels), value in seen.items() if name == "cdmpp_items_total"}
-    expected: dict[str, int] = {}
-    for result in [*results[:3], results[0]]:
-        expected[result["domain"]] = expected.get(result["domain"], 0) + 1
-    assert by_domain == expected
+    assert by_domain == Counter(result["domain"] for result in [*results[:3], results[0]])
     assert seen[labelled("cdmpp_batch_rows_sum")] == 3
     assert seen[labelled("cdmpp_batch_rows_count")] >= 1
     assert seen[labelled("cdmpp_batch_seconds_count")] >= 1
@@ -149,9 +133,7 @@ with shared_by_workers():
     for worker in workers[1:]:
         worker.communicate()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, env={**os.environ}
-    )
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
     seen = samples(done.stdout)
     assert seen[labelled("cdmpp_batch_rows_count")] == 3, "counts of an ended worker stay"

@@ -15,21 +15,9 @@ from cdmpp.predict.prediction import ErrorInfo, Prediction
 from cdmpp.programs.query_options import BACKENDS, FRAMEWORKS, PROTOCOLS
 from cdmpp_server.observe.ids import MAX_ID, Signer
 
-ANSWER = Prediction(
-    "linear:m=1",
-    "0123456789abcdef" * 2,
-    "t4",
-    "library",
-    "eager",
-    "pytorch",
-    "base-05a1db0f61a3",
-    latency_s=1.1e-3,
-    lower_s=1e-3,
-    upper_s=2e-3,
-    domain="in",
-    domain_score=0.1,
-    roofline_s=5e-4,
-)
+QUERY = ("0123456789abcdef" * 2, "t4", "library", "eager", "pytorch", "base-05a1db0f61a3")
+FIGURES = {"domain": "in", "domain_score": 0.1, "roofline_s": 5e-4}
+ANSWER = Prediction("linear:m=1", *QUERY, latency_s=1.1e-3, lower_s=1e-3, upper_s=2e-3, **FIGURES)
 DIGEST = "00ff" * 4
 KEY = b"the key of a test"
 SIGNER = Signer(KEY)
@@ -52,9 +40,7 @@ def answers(draw: st.DrawFn) -> Prediction:
         latency_s=latency,
         lower_s=lower,
         upper_s=upper,
-        domain="in",
-        domain_score=0.0,
-        roofline_s=1e-6,
+        **FIGURES,
     )
 
 

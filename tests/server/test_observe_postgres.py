@@ -8,15 +8,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from cdmpp_server.app import create_app
-from cdmpp_server.settings import Settings
-from tests.server.conftest import LINEAR, problem
+from tests.server.conftest import BODY, ITEM, problem, service
 from tests.server.postgres import Postgres, running_postgres
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
-
-ITEM = {"program": LINEAR, "device": "t4"}
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +23,8 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture(scope="module")
 def clients(postgres: Postgres) -> Iterator[tuple[TestClient, TestClient]]:
-    settings = Settings(database=postgres.url)
-    with TestClient(create_app(settings)) as one, TestClient(create_app(settings)) as other:
-        yield one, other
+    with service(database=postgres.url) as first, service(database=postgres.url) as second:
+        yield first, second
 
 
 def tell(client: TestClient, item: Any = ITEM, count: int = 1) -> Any:
@@ -39,13 +34,13 @@ def tell(client: TestClient, item: Any = ITEM, count: int = 1) -> Any:
 
 
 def test_services_share_observations_and_programs(clients: tuple[TestClient, TestClient]) -> None:
-    one, other = clients
+    first, second = clients
     program = {"operator": "softmax", "rows": 333, "cols": 77}
-    (registered,) = one.post("/programs", json={"programs": [program]}).json()["programs"]
+    (registered,) = first.post("/programs", json={"programs": [program]}).json()["programs"]
     named = {"program": {"hash": registered["hash"]}, "device": "t4"}
-    (result,) = other.post("/predict", json={"items": [named]}).json()["results"]
+    (result,) = second.post("/predict", json={"items": [named]}).json()["results"]
     assert result["latency_s"] > 0
-    for client, count in ((one, 3), (other, 4), (one, 5)):
+    for client, count in ((first, 3), (second, 4), (first, 5)):
         assert tell(client, named, count).json()["accepted"] == count
     shown = [client.get("/observe").json()["devices"] for client in clients]
     assert shown[0] == shown[1]
@@ -56,11 +51,10 @@ def test_accepted_observations_survive_a_crash_of_the_database(
     clients: tuple[TestClient, TestClient], postgres: Postgres
 ) -> None:
     client, _ = clients
-    (result,) = client.post("/predict", json={"items": [ITEM]}).json()["results"]
+    (result,) = client.post("/predict", json=BODY).json()["results"]
 
     def count() -> int:
-        devices = client.get("/observe").json()["devices"]
-        return sum(row["count"] for row in devices)
+        return sum(row["count"] for row in client.get("/observe").json()["devices"])
 
     before = count()
     assert tell(client, count=50).status_code == 200
@@ -68,7 +62,7 @@ def test_accepted_observations_survive_a_crash_of_the_database(
     try:
         problem(tell(client), 503, "store_unavailable")
         problem(client.get("/observe"), 503, "store_unavailable")
-        (again,) = client.post("/predict", json={"items": [ITEM]}).json()["results"]
+        (again,) = client.post("/predict", json=BODY).json()["results"]
         assert again["latency_s"] == result["latency_s"]
         ready = client.get("/readyz")
         assert (ready.status_code, ready.json()["observations"]) == (200, "unavailable")

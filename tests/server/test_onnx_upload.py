@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -20,9 +17,8 @@ from onnx import TensorProto, helper
 from cdmpp.model.domain.score import label_of_total
 from cdmpp_server.onnx import ModelResponse
 from tests.server.conftest import problem
-from tests.waiting import PATIENCE_S
+from tests.waiting import ROOT, run_python
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ("small_resnet", "transformer_block")
 DEVICES = ("a100-pcie-40gb", "t4")
 Upload = Callable[..., httpx2.Response]
@@ -46,9 +42,7 @@ def model(*nodes: Any, batch: int | str = 2) -> bytes:
     """A model x -> y; both are batch x 8."""
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [batch, 8]) for n in "xy")
     graph = helper.make_graph(list(nodes), "g", [x], [y])
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    data: bytes = made.SerializeToString()
-    return data
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString()
 
 
 # -- figures --------------------------------------------------------------------------------------------
@@ -57,27 +51,8 @@ def model(*nodes: Any, batch: int | str = 2) -> bytes:
 def test_the_figures_are_those_of_the_command_line(upload: Upload) -> None:
     query = "&".join(f"device={d}" for d in DEVICES) + "&protocol=eager&framework=pytorch"
     sources = {f"examples/{name}.onnx": upload(example(name), query).json() for name in EXAMPLES}
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "cdmpp.cli.main",
-            "predict",
-            *sources,
-            "--json",
-            *(t for d in DEVICES for t in ("--device", d)),
-            "--protocol",
-            "eager",
-            "--framework",
-            "pytorch",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=True,
-    )
-    there = json.loads(done.stdout)
+    options = ["--json", "--protocol=eager", "--framework=pytorch", *(f"--device={d}" for d in DEVICES)]
+    there = json.loads(run_python("-m", "cdmpp.cli.main", "predict", *sources, *options).stdout)
     rows = {(r["source"], r["program_hash"], r["device"]): r for r in there["results"]}
     keys = ("implementation", "latency_s", "lower_s", "upper_s", "domain", "domain_score", "roofline_s")
     for source, response in sources.items():
@@ -161,7 +136,6 @@ def test_unsupported_nodes_are_listed_and_in_no_sum(upload: Upload) -> None:
 
 # -- refusals -------------------------------------------------------------------------------------------
 
-TRUNCATED = example("small_resnet")[:-200]
 EXTERNAL = onnx.load_from_string(model(helper.make_node("Reshape", ["x", "shape"], ["y"])))
 _shape = TensorProto(name="shape", data_type=TensorProto.INT64, dims=[2], data_location=TensorProto.EXTERNAL)
 _shape.external_data.add(key="location", value="/etc/passwd")
@@ -174,7 +148,7 @@ EXTERNAL.graph.initializer.append(_shape)
         (b"", "empty"),
         (b"\x00" * 1000, "not an ONNX model"),
         (b"{}", "not an ONNX model"),
-        (TRUNCATED, "truncated"),
+        (example("small_resnet")[:-200], "truncated"),
         (EXTERNAL.SerializeToString(), "external data"),
     ],
 )

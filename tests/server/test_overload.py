@@ -24,6 +24,7 @@ from cdmpp_server.operate.access import current_sender, sender_of
 from cdmpp_server.predict.batcher import Batcher
 from cdmpp_server.predict.lane import Ticket
 from cdmpp_server.problems import ProblemError
+from tests.server.conftest import JSON
 from tests.waiting import VirtualTimeLoop
 
 #: Fixed cost of a batch, and cost of a row.
@@ -225,18 +226,12 @@ def test_retry_after_is_the_time_after_which_a_request_is_admitted() -> None:
     simulate(scenario)
 
 
-@contextmanager
-def many_waiting(batcher: Batcher, seconds: float) -> Iterator[None]:
-    """Admitted requests that are still being read; at first a row counts as a millisecond."""
-    with batcher.admitted(round(1000 * seconds), 1000 * seconds, Deadline(DEADLINE_S)):
-        yield
-
-
 def test_requests_that_are_being_read_count() -> None:
     """Otherwise all that arrive while a body is read would be admitted."""
 
     async def scenario(service: Service) -> None:
-        with many_waiting(service.batcher, 9):
+        # At first a row counts as a millisecond.
+        with service.batcher.admitted(9000, 9000, Deadline(DEADLINE_S)):
             assert (await service.send(LARGE)).status == 503
             assert (await service.send(1)).status == 200
         assert (await service.send(LARGE)).status == 200
@@ -244,30 +239,38 @@ def test_requests_that_are_being_read_count() -> None:
     simulate(scenario)
 
 
-def test_overloaded_service_refuses_a_request_before_parsing(app: FastAPI, client: TestClient) -> None:
-    """Judged by the last bodies of its sender; small bodies are always read, and one in eight of the others."""
-    batcher: Batcher = app.state.batcher
-    assert client.portal is not None
+def body_of(rows: range, cols: int = 999) -> bytes:
+    programs = ({"operator": "softmax", "rows": 7 + 2 * n, "cols": cols} for n in rows)
+    return json.dumps({"items": [{"program": program, "device": "t4"} for program in programs]}).encode()
 
-    def send(body: bytes) -> Response:
-        response: Response = client.post("/predict", content=body, headers={"content-type": "application/json"})
-        return response
 
-    def body_of(rows: range) -> bytes:
-        programs = ({"operator": "softmax", "rows": 7 + 2 * n, "cols": 999} for n in rows)
-        return json.dumps({"items": [{"program": program, "device": "t4"} for program in programs]}).encode()
+@contextmanager
+def long_queue(client: TestClient, address: str) -> Iterator[None]:
+    """A request from this address that waits, with far more work than a deadline allows."""
 
     def hold() -> AbstractContextManager[Ticket]:
-        current_sender.set(sender_of(None, "testclient"))
-        waiting = batcher.admitted(19_000, 1e12, Deadline(600))
+        current_sender.set(sender_of(None, address))
+        waiting = client.app.state.batcher.admitted(19_000, 1e12, Deadline(600))
         waiting.__enter__()
         return waiting
+
+    waiting = client.portal.call(hold)
+    try:
+        yield
+    finally:
+        client.portal.call(waiting.__exit__, None, None, None)
+
+
+def test_overloaded_service_refuses_a_request_before_parsing(client: TestClient) -> None:
+    """Judged by the last bodies of its sender; small bodies are always read, and one in eight of the others."""
+
+    def send(body: bytes) -> Response:
+        return client.post("/predict", content=body, headers=JSON)
 
     for number in range(8):
         assert send(body_of(range(60 * number, 60 * (number + 1)))).status_code == 200
     malformed = b"[" * 5000
-    waiting = client.portal.call(hold)
-    try:
+    with long_queue(client, "testclient"):
         responses = [send(malformed) for _ in range(8)]
         assert sorted(response.status_code for response in responses) == [400, *[503] * 7]
         assert all(int(r.headers["retry-after"]) >= 1 for r in responses if r.status_code == 503)
@@ -278,32 +281,19 @@ def test_overloaded_service_refuses_a_request_before_parsing(app: FastAPI, clien
         for _ in range(8):
             response = send(body_of(range(60)))
         assert response.status_code == 200  # ... until one of them was read
-    finally:
-        client.portal.call(waiting.__exit__, None, None, None)
     assert send(malformed).status_code == 400
     assert send(body_of(range(1000, 1060))).status_code == 200
 
 
 def test_refusal_does_not_wait_until_other_bodies_are_read(app: FastAPI, client: TestClient) -> None:
     """A sample of the items shows that the request will be refused; only admitted requests wait for their turn."""
-    assert client.portal is not None
-    batcher: Batcher = app.state.batcher
-    programs = ({"operator": "softmax", "rows": 11 + 2 * n, "cols": 997} for n in range(60))
-    items = {"items": [{"program": program, "device": "t4"} for program in programs]}
-
-    def hold() -> AbstractContextManager[Ticket]:
-        current_sender.set(sender_of(None, "another"))
-        waiting = batcher.admitted(19_000, 1e12, Deadline(600))
-        waiting.__enter__()
-        return waiting
-
+    body, headers = body_of(range(60), 997), {**JSON, "x-request-timeout-s": "3"}
     turn = app.state.service._chunks
     client.portal.call(turn.acquire)
-    waiting = client.portal.call(hold)
     try:
-        # One in eight is read even if those before were refused unread.
-        responses = [client.post("/predict", json=items, headers={"x-request-timeout-s": "3"}) for _ in range(9)]
+        with long_queue(client, "another"):
+            # One in eight is read even if those before were refused unread.
+            responses = [client.post("/predict", content=body, headers=headers) for _ in range(9)]
     finally:
-        client.portal.call(waiting.__exit__, None, None, None)
         client.portal.call(turn.release)
     assert [response.status_code for response in responses] == [503] * 9

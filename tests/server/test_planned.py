@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,25 +16,25 @@ from cdmpp.llm import EstimatePlan, read_config
 from cdmpp.llm.serving import simulate as serving
 from cdmpp.llm.serving.simulate import ServingPlan
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp_server.load import FIRST_S, SHARE, Load
+from cdmpp_server.load import FIRST_S, SHARE, ExpectedWork
 from cdmpp_server.operate.access import current_sender
 from cdmpp_server.planned import ENDPOINTS, Endpoint, PlannedJobs
 from cdmpp_server.predict.admission import RefusedError
 from cdmpp_server.queries import decode_prices, decode_queries, encode_prices, encode_queries
 from cdmpp_server.sandbox.worker import LONG_S, SandboxPool, SupervisedWorker
-from tests.server.conftest import JSON, problem
+from tests.server.conftest import EXAMPLES, LLAMA, problem
 from tests.waiting import PATIENCE_S, wait_until
 
-LLAMA = json.loads((Path(__file__).parents[2] / "examples" / "llm" / "llama-3.1-8b.json").read_text())
 BASE: dict[str, Any] = {"config": LLAMA, "device": "h100-sxm"}
 ENGINE = {"name": "mine", "framework": "vllm"}
+DEEP = {**LLAMA, "num_hidden_layers": 10_000}
 TRAINING = {**BASE, "micro_batch": 1, "global_batch": 10_000, "sequence": 4096}
 #: Some seconds of work, below the bound.
 SLOW = {**BASE, "rate": 1.0, "count": 300, "input": 1000, "output": 100, "engine": {**ENGINE, "token_budget": 1}}
 
 
 def post(client: TestClient, path: str, body: Any, **headers: str) -> Any:
-    return client.post(path, content=json.dumps(body), headers={**JSON, **headers})
+    return client.post(path, json=body, headers=headers)
 
 
 @pytest.mark.parametrize(
@@ -47,11 +46,7 @@ def post(client: TestClient, path: str, body: Any, **headers: str) -> Any:
         ("/llm", {**BASE, "engine": {**ENGINE, "source": {"a": "b" * 3000}}}, "2000 characters"),
         ("/llm/simulate", {**SLOW, "input": 130_000}, "more work than"),
         ("/llm/simulate", {**SLOW, "input": 130_000, "prefill_pool": {"dp": 2}}, "more work than"),
-        (
-            "/training-step",
-            {**TRAINING, "config": {**LLAMA, "num_hidden_layers": 10_000}, "gpus": 10_000, "pp": 10_000},
-            "the step needs",
-        ),
+        ("/training-step", {**TRAINING, "config": DEEP, "gpus": 10_000, "pp": 10_000}, "the step needs"),
     ],
 )
 def test_sizes_are_bounded(client: TestClient, path: str, body: Any, says: str) -> None:
@@ -86,8 +81,7 @@ def test_job_past_its_deadline_ends_and_its_process_stays(
 
     monkeypatch.setattr(SupervisedWorker, "run", recorded)
     # Listing the queries takes a part of this time, and serving the requests ten times as much.
-    slow = post(client, "/llm/simulate", SLOW, **{"x-request-timeout-s": "2"})
-    assert problem(slow, 504, "deadline_exceeded")
+    assert problem(post(client, "/llm/simulate", SLOW, **{"x-request-timeout-s": "2"}), 504, "deadline_exceeded")
     wait_until(lambda: app.state.planners.busy == 0, "the end of the job")
     assert replies[-1] == {"given_up": True}
     assert post(client, "/llm", BASE).status_code == 200
@@ -97,9 +91,9 @@ def test_job_past_its_deadline_ends_and_its_process_stays(
 def test_stop_ends_the_job_of_a_process_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = PlannedJobs()
     endpoint = ENDPOINTS["/llm"]
-    header = {"do": "list", "kind": "/llm", "most": 10_000, "model": None, "model_id": "m", "prices": 0}
     body = json.dumps(BASE).encode()
-    header["body"] = len(body)
+    sizes = {"prices": 0, "body": len(body)}
+    header = {"do": "list", "kind": "/llm", "most": 10_000, "model": None, "model_id": "m", **sizes}
 
     def stopped(*_: Any) -> Any:
         jobs.stop()
@@ -113,7 +107,7 @@ def test_stop_ends_the_job_of_a_process_and_no_other(monkeypatch: pytest.MonkeyP
 
 
 def test_queries_and_predictions_are_the_same_behind_the_pipe(predictor: LatencyPredictor) -> None:
-    config = json.loads((Path(__file__).parents[2] / "examples" / "llm" / "deepseek-v3.json").read_text())
+    config = json.loads((EXAMPLES / "deepseek-v3.json").read_text())
     mine = lookup("b200").model_copy(update={"name": "mine"})
     queries = EstimatePlan(read_config(config), mine, tp=8, ep=16, weights="fp8", output=8).queries
     assert decode_queries(encode_queries(queries)) == queries
@@ -124,13 +118,9 @@ def test_queries_and_predictions_are_the_same_behind_the_pipe(predictor: Latency
 
 
 def test_adapted_model_answers(client: TestClient) -> None:
+    layer = "linear:m=512,n=4096,k={},dtype=bfloat16"
     records = [
-        {
-            "program": {"operator": "linear", "m": 512, "n": 4096, "k": k, "dtype": "bfloat16"},
-            "latency_s": k * 2e-8,
-            "protocol": "kernel",
-        }
-        for k in (1024, 2048, 4096, 8192)
+        {"program": layer.format(k), "latency_s": k * 2e-8, "protocol": "kernel"} for k in (1024, 2048, 4096, 8192)
     ]
     adapted = post(client, "/adapt", {"device": "h100-sxm", "records": records}).json()["adapted_model"]
     for _ in range(2):
@@ -139,7 +129,7 @@ def test_adapted_model_answers(client: TestClient) -> None:
 
 
 def test_request_that_would_be_late_is_refused_and_other_senders_are_not() -> None:
-    load = Load(2)
+    load = ExpectedWork(2)
     load.end(first := load.admit("a", "simulate", 1.0, 10.0), done=True)
     assert first.used_s == 0
     first.used_s = 1.0
@@ -173,7 +163,7 @@ def test_sender_of_long_jobs_leaves_a_process_for_others() -> None:
         await pool.run(job, cost=cost)
 
     async def main() -> None:
-        pool = SandboxPool(2, lambda: None, 64)  # type: ignore[arg-type, return-value]
+        pool = SandboxPool(2, lambda: None, 64)
         long = [asyncio.create_task(send(pool, "a", 2 * LONG_S)) for _ in range(3)]
         await asyncio.sleep(0)
         await send(pool, "b", 0.1)
@@ -190,7 +180,7 @@ def test_further_job_of_a_request_is_next() -> None:
     order: list[str] = []
 
     async def main() -> None:
-        pool = SandboxPool(1, lambda: None, 64)  # type: ignore[arg-type, return-value]
+        pool = SandboxPool(1, lambda: None, 64)
 
         async def send(name: str, first: bool) -> None:
             async def job(_: SupervisedWorker) -> None:

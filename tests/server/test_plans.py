@@ -33,12 +33,12 @@ from cdmpp_server.problems import ProblemError
 from cdmpp_server.processes import PLANNING, Processes
 from cdmpp_server.queries import encode_prices
 from cdmpp_server.sandbox.worker import SupervisedWorker, Worker, WorkerDiedError, WorkerMemoryError, WorkerTimeoutError
-from tests.server.conftest import JSON, LINEAR, problem
-from tests.waiting import run_in_virtual_time, wait_until
+from tests.server.conftest import JSON, LINEAR, plan_examples, problem
+from tests.waiting import ROOT, run_in_virtual_time, wait_until
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
+EXAMPLES = ROOT / "docs" / "examples"
 #: A search that is still running when a test asks for its state; tests cancel it.
 LONG: dict[str, Any] = {
     "models": [
@@ -59,37 +59,20 @@ Post = Callable[..., httpx2.Response]
 def post(client: TestClient) -> Post:
     def post(kind: str, value: Any, **headers: str) -> httpx2.Response:
         body = value if isinstance(value, str | bytes) else json.dumps(value)
-        response: httpx2.Response = client.post(PLANNERS[kind].path, content=body, headers={**JSON, **headers})
-        return response
+        return client.post(PLANNERS[kind].path, content=body, headers={**JSON, **headers})
 
     return post
 
 
-def examples() -> list[Any]:
-    """All requests of docs/examples, by planner: ``KIND.json``, ``KIND_more.json``."""
-    files = sorted(EXAMPLES.glob("*.json"))
-    return [
-        pytest.param(file.stem.partition("_")[0], file, id=file.stem)
-        for file in files
-        if file.stem.partition("_")[0] in PLANNERS
-    ]
-
-
 def test_every_planner_has_an_example_and_an_endpoint(client: TestClient) -> None:
-    assert set(PLANNERS) <= {example.values[0] for example in examples()}
+    assert set(PLANNERS) <= {kind for kind, _ in plan_examples()}
     kinds = PlanKinds.model_validate(client.get("/plans").json()).kinds
     assert [(k.kind, k.path) for k in kinds] == [(k.name, k.path) for k in PLANNERS.values()]
 
 
-@pytest.mark.parametrize(("kind", "file"), examples())
+@pytest.mark.parametrize(("kind", "file"), [pytest.param(*example, id=example[1].stem) for example in plan_examples()])
 def test_python_cli_and_http_return_the_same_answer(
-    kind: str,
-    file: Path,
-    post: Post,
-    client: TestClient,
-    predictor: LatencyPredictor,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, file: Path, post: Post, client: TestClient, predictor: LatencyPredictor, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.delenv("CDMPP_MODEL", raising=False)
     value = json.loads(file.read_text())
@@ -151,8 +134,7 @@ def test_invalid_request_is_refused_with_its_field(post: Post) -> None:
     refused = problem(post("pipeline", wrong), 422, "invalid_request")
     assert [place["path"] for place in refused["errors"]] == ["models.0.micro_batches"]
     assert refused["hint"] == "GET /openapi.json has the fields and an example of pipeline, under POST /pipeline/search"
-    response = post("pipeline", "{}", **{"content-type": "text/plain"})
-    problem(response, 415, "unsupported_media_type")
+    problem(post("pipeline", "{}", **{"content-type": "text/plain"}), 415, "unsupported_media_type")
 
 
 def test_violation_beyond_the_schema_is_a_conflict_with_its_field(post: Post) -> None:
@@ -185,8 +167,7 @@ def test_programs_have_the_same_forms_as_in_predict(post: Post, client: TestClie
         model = {"stages": 2, "micro_batches": 2, "forward": forward, "backward_s": 1e-3}
         response = post("pipeline", {"models": [model], "ranks": 2, "max_steps": 100})
         assert response.status_code == 200, response.text
-        plan: dict[str, Any] = response.json()
-        return plan
+        return response.json()
 
     assert ask(LINEAR) == ask({"hash": known["hash"]})
     assert ask(LINEAR)["model_id"] == client.get("/readyz").json()["model_id"]
@@ -302,7 +283,7 @@ def until(client: TestClient, id: str, state: str) -> dict[str, Any]:
     def is_reached() -> bool:
         job.update(client.get(f"/jobs/{id}").json())
         assert job["state"] in ("queued", "running", state), (job["state"], job["error"])
-        return bool(job["state"] == state)
+        return job["state"] == state
 
     wait_until(is_reached, f"state {state} of the job")
     return job

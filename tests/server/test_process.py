@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,11 @@ import pytest
 from cdmpp.cli import demo
 from cdmpp.cli.demo import Server, running_server
 from cdmpp.plan.registry import PLANNERS
-from tests.server.conftest import LINEAR
-from tests.waiting import PATIENCE_S, PATIENT, is_running, wait_until
+from tests.server.conftest import BODY, LINEAR, without_ids
+from tests.waiting import PATIENCE_S, PATIENT, ROOT, is_running, run_python, wait_until
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
@@ -50,56 +50,21 @@ PLANS = "^(" + "|".join(["/plans", "/jobs.*", *(re.escape(kind.path) for kind in
     "options",
     [
         # All links are between the operations of plans and jobs.
-        pytest.param(
-            ["--exclude-path-regex", PLANS, "--max-examples", "5", "--phases", "examples,coverage,fuzzing"],
-            id="predictions",
-        ),
-        pytest.param(
-            [
-                "--include-path-regex",
-                PLANS,
-                "--max-examples",
-                "5",
-                "--phases",
-                "examples,fuzzing,stateful",
-                # DELETE cancels a job, whose best answer can still be read.
-                "--exclude-checks",
-                "use_after_free",
-            ],
-            id="plans",
-        ),
+        (f"--exclude-path-regex={PLANS}", "--phases=examples,coverage,fuzzing"),
+        # DELETE cancels a job, whose best answer can still be read.
+        (f"--include-path-regex={PLANS}", "--phases=examples,fuzzing,stateful", "--exclude-checks=use_after_free"),
     ],
+    ids=["predictions", "plans"],
 )
-def test_schemathesis_finds_nothing(server: Server, tmp_path: Path, options: list[str]) -> None:
+def test_schemathesis_finds_nothing(server: Server, tmp_path: Path, options: tuple[str, ...]) -> None:
     """All of its checks at their defaults: the published schema is exact."""
     config = tmp_path / "schemathesis.toml"
     config.write_text(CONFIG)
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "schemathesis.cli",
-            "--config-file",
-            str(config),
-            "run",
-            f"http://127.0.0.1:{server.port}/openapi.json",
-            # Response times are measured by benchmarks, not here.
-            "--checks",
-            "all",
-            "--request-timeout",
-            "600",
-            "--max-response-time",
-            "600",
-            "--seed",
-            "1",
-            "--no-color",
-            *options,
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    command = ("-m", "schemathesis.cli", f"--config-file={config}", "run")
+    # Response times are measured by benchmarks, not here.
+    limits = ("--request-timeout=600", "--max-response-time=600", "--max-examples=5", "--seed=1")
+    address = f"http://127.0.0.1:{server.port}/openapi.json"
+    done = run_python(*command, address, "--checks=all", *limits, "--no-color", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     # It may still warn, as of model names that it cannot guess.
     assert re.search(r"(\d{2,}) generated, \1 passed", done.stdout), done.stdout[-3000:]
@@ -111,11 +76,7 @@ def test_a_huge_body_is_refused_while_it_arrives(server: Server) -> None:
         (b"Content-Length: 2147483648", b" " * 65536),
     ):
         with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
-            connection.sendall(
-                b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                + framing
-                + b"\r\n\r\n"
-            )
+            connection.sendall(HEAD + framing + b"\r\n\r\n")
             # A little over the limit of 16 MiB: the answer comes long before the 2 GiB have.
             for _ in range(264):
                 connection.sendall(chunk)
@@ -127,8 +88,7 @@ def test_a_huge_body_is_refused_while_it_arrives(server: Server) -> None:
 
 def test_a_length_that_lies_harms_nobody(server: Server) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
-        body = json.dumps({"items": [{"program": LINEAR, "device": "t4"}]}).encode()
-        connection.sendall(HEAD + b"Content-Length: 10\r\n\r\n" + body)
+        connection.sendall(HEAD + b"Content-Length: 10\r\n\r\n" + json.dumps(BODY).encode())
         assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
     # More is promised than sent: the service waits, others are answered.
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
@@ -147,15 +107,47 @@ def test_repeated_request_is_answered_from_the_cache(server: Server) -> None:
         return next(float(line.split()[1]) for line in lines if line.startswith("cdmpp_batch_rows_sum"))
 
     def predictions() -> list[dict[str, Any]]:
-        results = server.request("POST", "/predict", {"items": items})["results"]
-        # Each result of each response has a receipt of its own.
-        return [{key: value for key, value in result.items() if key != "prediction_id"} for result in results]
+        return without_ids(*server.request("POST", "/predict", {"items": items})["results"])
 
     first = predictions()
     rows = computed_rows()
     assert rows >= len(items) and all("latency_s" in result for result in first)
     assert predictions() == first
     assert computed_rows() == rows
+
+
+#: Matrix products while processes are started, as the service does.
+MULTIPLY = textwrap.dedent("""
+    import cdmpp_server
+    import asyncio, threading
+    import numpy, uvloop
+
+    stop = threading.Event()
+
+    def multiply():
+        rows, centres = numpy.ones((256, 12)), numpy.ones((12, 1024))
+        while not stop.is_set():
+            rows @ centres
+
+    async def start_processes():
+        for _ in range(30):
+            process = await asyncio.create_subprocess_exec("true")
+            await process.wait()
+
+    thread = threading.Thread(target=multiply)
+    thread.start()
+    uvloop.run(start_processes())
+    stop.set()
+    thread.join()
+    print("ended")
+    """)
+
+
+def test_matrix_product_ends_while_processes_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("uvloop", reason="needs uvloop, which the service uses where it exists")
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    done = run_python("-c", MULTIPLY)
+    assert done.stdout == "ended\n", done.stderr
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from cdmpp_server.app import create_app
 from cdmpp_server.operate.access import new_key
-from cdmpp_server.settings import Settings
-from tests.server.conftest import problem
+from tests.server.conftest import problem, service
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -28,54 +26,44 @@ ROUNDS = 13
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(
-        model=None, warm_plans=False, database=str(tmp_path / "s.sqlite"), admin_key_hashes={"boss": ADMIN_HASH}
-    )
+def settings(tmp_path: Path) -> dict[str, Any]:
+    return {"database": str(tmp_path / "s.sqlite"), "admin_key_hashes": {"boss": ADMIN_HASH}}
 
 
 @pytest.fixture
-def serve(settings: Settings) -> Iterator[Callable[..., TestClient]]:
+def serve(settings: dict[str, Any]) -> Iterator[Callable[..., TestClient]]:
     """Start the service; an earlier one of the test is stopped."""
-    running: list[TestClient] = []
+    with ExitStack() as running:
 
-    def start(**changes: Any) -> TestClient:
-        if running:
-            running.pop().__exit__(None, None, None)
-        client = TestClient(create_app(settings.model_copy(update=changes)), raise_server_exceptions=False)
-        running.append(client.__enter__())
-        return client
+        def start(**changes: Any) -> TestClient:
+            running.close()
+            return running.enter_context(service(**settings, **changes))
 
-    yield start
-    for client in running:
-        client.__exit__(None, None, None)
+        yield start
 
 
 def predict(client: TestClient) -> list[dict[str, Any]]:
     items = [{"program": program, "device": DEVICE} for program in PROGRAMS]
     answer = client.post("/predict", json={"items": items})
     assert answer.status_code == 200, answer.text
-    results: list[dict[str, Any]] = answer.json()["results"]
-    return results
+    return answer.json()["results"]
 
 
 def observe(client: TestClient, true_s: list[float], factor: float, seed: int) -> None:
     """Report measured latencies of the device, which are ``factor`` times ``true_s``, with a scatter of 3 %."""
     rng = np.random.default_rng(seed)
     for _ in range(ROUNDS):
+        measured = factor * np.array(true_s) * np.exp(rng.normal(0, 0.03, len(true_s)))
         observations = [
-            {"prediction_id": result["prediction_id"], "latency_s": latency_s * factor * float(np.exp(scatter))}
-            for result, latency_s, scatter in zip(
-                predict(client), true_s, rng.normal(0, 0.03, len(true_s)), strict=True
-            )
+            {"prediction_id": result["prediction_id"], "latency_s": latency_s}
+            for result, latency_s in zip(predict(client), measured.tolist(), strict=True)
         ]
         answer = client.post("/observe", json={"observations": observations})
         assert answer.json()["accepted"] == len(PROGRAMS), answer.text
 
 
 def figures(client: TestClient, model_id: str) -> dict[str, Any]:
-    devices = client.get("/observe").json()["devices"]
-    (row,) = [device for device in devices if device["model_id"] == model_id]
+    (row,) = [device for device in client.get("/observe").json()["devices"] if device["model_id"] == model_id]
     assert row["device"] == DEVICE
     return dict(row)
 
@@ -89,9 +77,9 @@ def finished(client: TestClient, model_id: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def other_worker(settings: Settings) -> Iterator[TestClient]:
+def other_worker(settings: dict[str, Any]) -> Iterator[TestClient]:
     """Another process of the service would share its database."""
-    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
+    with service(**settings) as client:
         yield client
 
 
@@ -133,10 +121,8 @@ def test_drift_starts_a_proposal_that_an_administrator_loads(
     client = serve()
     assert client.get("/readyz").json()["model_id"] == answer["model_id"]
     for nothing in (None, {}):
-        plain = client.post("/models/reload", json=nothing, headers=HEADERS)
-        assert plain.json()["model_id"] == answer["model_id"]
-    back = client.post("/models/reload", json={"proposal": None}, headers=HEADERS)
-    assert back.json()["model_id"] == base_id
+        assert client.post("/models/reload", json=nothing, headers=HEADERS).json()["model_id"] == answer["model_id"]
+    assert client.post("/models/reload", json={"proposal": None}, headers=HEADERS).json()["model_id"] == base_id
     assert [result["latency_s"] for result in predict(client)] == true_s
 
 
@@ -173,10 +159,4 @@ def test_reload_of_an_unknown_proposal_is_refused(serve: Callable[..., TestClien
         ({"proposal": "../model"}, 422, "invalid_request"),
         ({"proposal": None, "model": "x"}, 422, "invalid_request"),
     ):
-        problem(
-            client.post(
-                "/models/reload", content=json.dumps(body), headers={**HEADERS, "content-type": "application/json"}
-            ),
-            status,
-            code,
-        )
+        problem(client.post("/models/reload", json=body, headers=HEADERS), status, code)

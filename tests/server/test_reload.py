@@ -11,10 +11,12 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
@@ -24,7 +26,7 @@ from cdmpp.predict.predictor import LatencyPredictor, default_model
 from cdmpp_server.app import create_app
 from cdmpp_server.operate.access import new_key
 from cdmpp_server.settings import Settings
-from tests.server.conftest import JSON, LINEAR, problem
+from tests.server.conftest import BODY, JSON, LINEAR, problem
 from tests.waiting import PATIENCE_S, PATIENT, wait_until
 
 pytestmark = pytest.mark.slow
@@ -57,8 +59,7 @@ def replace(folder: Path, new: Path) -> None:
 
 
 def model_id(folder: Path) -> str:
-    identity: str = json.loads((folder / "manifest.json").read_text())["model_id"]
-    return identity
+    return json.loads((folder / "manifest.json").read_text())["model_id"]
 
 
 class Client(threading.Thread):
@@ -156,12 +157,9 @@ def worker_processes(server: Server) -> set[int]:
 
 def reload(server: Server, key: str | None) -> tuple[int, dict[str, Any]]:
     """Status and body of ``POST /models/reload``."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    with closing(connection):
-        connection.request("POST", "/models/reload", headers=headers)
-        response = connection.getresponse()
-        return response.status, json.loads(response.read())
+    response = httpx2.post(f"http://127.0.0.1:{server.port}/models/reload", headers=headers, timeout=PATIENCE_S)
+    return response.status_code, response.json()
 
 
 def test_all_workers_reload_a_killed_one_is_replaced_and_they_end_with_their_supervisor(
@@ -201,38 +199,26 @@ def test_reload_endpoint_exists_only_with_administrators(client: TestClient) -> 
 
 def waiting_rows(server: Server) -> float:
     """Rows that wait to be computed, in all workers."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
-    with closing(connection):
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
+    text = httpx2.get(f"http://127.0.0.1:{server.port}/metrics", timeout=PATIENCE_S).text
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("cdmpp_queue_rows"))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_stopping_service_refuses_connections_and_answers_what_has_begun_or_waits(workers: int) -> None:
     items = [{"program": {**LINEAR, "m": m, "n": workers}, "device": "t4"} for m in range(1, 1500)]
-    responses: list[tuple[int, int]] = []
-    body = json.dumps({"items": [{"program": LINEAR, "device": "t4"}]}).encode()
+    body = json.dumps(BODY).encode()
     head = (
         b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
         b"Content-Length: %d\r\n\r\n" % len(body)
     )
-    with running_server("--workers", str(workers), environment=PATIENT) as server:
-
-        def post() -> None:
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
-            with closing(connection):
-                connection.request("POST", "/predict", json.dumps({"items": items}), JSON)
-                response = connection.getresponse()
-                responses.append((response.status, len(json.loads(response.read())["results"])))
-
+    with ThreadPoolExecutor(1) as pool, running_server("--workers", str(workers), environment=PATIENT) as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as begun:
             begun.sendall(head)
             # A worker has read the head and waits for the body.
             assert begun.recv(4096).startswith(b"HTTP/1.1 100 ")
-            thread = threading.Thread(target=post)
-            thread.start()
-            wait_until(lambda: waiting_rows(server) > 0 or responses)
+            url = f"http://127.0.0.1:{server.port}/predict"
+            waiting = pool.submit(httpx2.post, url, json={"items": items}, timeout=PATIENCE_S)
+            wait_until(lambda: waiting_rows(server) > 0 or waiting.done())
             server.process.send_signal(signal.SIGTERM)
             # A worker that is still loading its model keeps the port open until it has loaded it.
             wait_until(lambda: refuses_connections(server.port))
@@ -241,8 +227,7 @@ def test_stopping_service_refuses_connections_and_answers_what_has_begun_or_wait
             assert response.startswith(b"HTTP/1.1 200 ")
             assert b"connection: close" in response
         assert server.process.wait(PATIENCE_S) in (0, -signal.SIGTERM)
-        thread.join()
-    assert responses == [(200, len(items))]
+        assert (waiting.result().status_code, len(waiting.result().json()["results"])) == (200, len(items))
 
 
 def test_service_that_cannot_start_ends_with_an_error(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -35,13 +34,13 @@ from cdmpp_server.sandbox.replies import InvalidReplyError, encoded_program, mod
 from cdmpp_server.sandbox.sandbox import Sandbox, TirText
 from cdmpp_server.sandbox.worker import Worker, WorkerDiedError
 from tests.features.test_hostile_json import concrete
-from tests.waiting import PATIENCE_S, is_running, wait_until
+from tests.waiting import PATIENCE_S, ROOT, is_running, run_python, wait_until
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 T = TypeVar("T")
 TEXTS = [json.dumps(concrete(text)) for text in ("linear:m=4,n=8,k=16", "softmax:rows=32,cols=16")]
+HASHES = [TensorProgram.from_tvm_json(text).hash for text in TEXTS]
 #: A short text that becomes many objects.
 BOMB = '{"nodes": [' + "{}," * 1_000_000 + "{}]}"
 SCRIPT = """
@@ -54,9 +53,14 @@ def twice(a: T.Buffer((64, 32), "float32"), b: T.Buffer((64, 32), "float32")):
 """
 
 
+async def encode_all(sandbox: Sandbox, *texts: str) -> list[Any]:
+    """Encode TVM JSON; errors take the place of their programs."""
+    return await sandbox.encode_tirs([TirText("tvm_json", text, "tvm") for text in texts])
+
+
 async def encode(sandbox: Sandbox, text: str) -> EncodedProgram:
     """Encode one TVM JSON; its error is raised."""
-    (result,) = await sandbox.encode_tirs([TirText("tvm_json", text, "tvm")])
+    (result,) = await encode_all(sandbox, text)
     if isinstance(result, CdmppError):
         raise result
     return result
@@ -81,19 +85,15 @@ def refused(result: Any) -> str:
 
 
 def test_features_equal_those_computed_in_process() -> None:
-    async def use(sandbox: Sandbox) -> list[Any]:
-        return await sandbox.encode_tirs([TirText("tvm_json", text, "tvm") for text in [*TEXTS, "{", *TEXTS]])
-
-    first, second, error, *again = inside(use)
+    first, second, error, *again = inside(lambda sandbox: encode_all(sandbox, *TEXTS, "{", *TEXTS))
     assert isinstance(error, InvalidProgramError)
     assert error.hint
-    for text, got in zip([*TEXTS, *TEXTS], [first, second, *again], strict=True):
+    assert [program.hash for program in (first, second, *again)] == HASHES * 2
+    for text, got in zip(TEXTS * 2, [first, second, *again], strict=True):
         here = encode_tvm_json(text, schedule=True)
-        assert got.hash == TensorProgram.from_tvm_json(text).hash
         assert (got.name, got.backend, got.operator) == ("main", "tvm", "tir")
-        assert np.array_equal(got.features.leaves, here.leaves)
-        assert np.array_equal(got.features.positions, here.positions)
-        assert np.array_equal(got.features.totals, here.totals)
+        for name in ("leaves", "positions", "totals"):
+            assert np.array_equal(getattr(got.features, name), getattr(here, name))
         assert (got.features.dtype, got.features.family) == (here.dtype, here.family)
 
 
@@ -104,7 +104,7 @@ def test_tvmscript_is_read_by_its_own_worker() -> None:
 
     async def use(sandbox: Sandbox) -> Any:
         texts = [("tvmscript", SCRIPT), ("tvm_json", TEXTS[0]), ("tvmscript", "import os"), ("tvm_json", "{")]
-        both = await sandbox.encode_tirs([TirText(kind, text, "library") for kind, text in texts])  # type: ignore[arg-type]
+        both = await sandbox.encode_tirs([TirText(kind, text, "library") for kind, text in texts])
         with pytest.raises(InvalidProgramError, match="line 1"):
             await sandbox.script_as_json("import os")
         return both, await sandbox.script_as_json(SCRIPT), len(sandbox.pids), sandbox.restarts
@@ -113,7 +113,7 @@ def test_tvmscript_is_read_by_its_own_worker() -> None:
     assert TensorProgram.from_tvm_json(text).hash == script.hash
     assert (script.name, script.backend) == ("twice", "library")
     assert script.hash == program_from_tvmscript(SCRIPT).hash
-    assert as_json.hash == TensorProgram.from_tvm_json(TEXTS[0]).hash
+    assert as_json.hash == HASHES[0]
     assert ["line 1" in refused(error) for error in bad] == [True, True]
     # TVM has a separate worker, so that its start does not delay other texts.
     assert (processes, restarts) == (2, 0)
@@ -144,36 +144,30 @@ def test_onnx_model_equals_the_one_read_by_the_command_line() -> None:
 
 def test_memory_time_and_depth_limits_refuse_only_the_program() -> None:
     async def use(sandbox: Sandbox) -> Any:
-        memory = await sandbox.encode_tirs([TirText("tvm_json", BOMB, "tvm")])
-        deep = await sandbox.encode_tirs([TirText("tvm_json", "[" * 1_000_000, "tvm")])
+        (memory,) = await encode_all(sandbox, BOMB)
+        deep, surrogate = await encode_all(sandbox, "[" * 1_000_000, '"\ud800"')
         sandbox.timeout_s = 0.001
-        late = await sandbox.encode_tirs([TirText("tvm_json", BOMB[:2_000_000], "tvm")])
+        (late,) = await encode_all(sandbox, BOMB[:2_000_000])
         sandbox.timeout_s = PATIENCE_S
-        return (refused(memory[0]), refused(deep[0]), refused(late[0]), await encode(sandbox, TEXTS[0]))
+        return memory, deep, surrogate, late, await encode(sandbox, TEXTS[0])
 
-    memory, deep, late, after = inside(use, memory_bytes=64 * 2**20)
-    assert "too much memory" in memory
-    assert "not JSON" in deep
-    assert "more than 0.001 s" in late
-    assert after.hash == TensorProgram.from_tvm_json(TEXTS[0]).hash
-
-
-def test_lone_surrogate_is_refused() -> None:
-    bad = inside(lambda sandbox: sandbox.encode_tirs([TirText("tvm_json", '"\ud800"', "tvm")]))
-    assert refused(bad[0])
+    memory, deep, surrogate, late, after = inside(use, memory_bytes=64 * 2**20)
+    assert "too much memory" in refused(memory)
+    assert "not JSON" in refused(deep)
+    assert refused(surrogate)
+    assert "more than 0.001 s" in refused(late)
+    assert after.hash == HASHES[0]
 
 
 def test_killed_worker_is_replaced_without_an_error() -> None:
-    async def use(sandbox: Sandbox) -> Any:
+    async def use(sandbox: Sandbox) -> None:
         await encode(sandbox, TEXTS[0])
         (pid,) = sandbox.pids
         os.kill(pid, signal.SIGKILL)
-        answer = await encode(sandbox, TEXTS[0])
-        return answer.hash, pid not in sandbox.pids
+        assert (await encode(sandbox, TEXTS[0])).hash == HASHES[0]
+        assert pid not in sandbox.pids
 
-    digest, is_new = inside(use)
-    assert digest == TensorProgram.from_tvm_json(TEXTS[0]).hash
-    assert is_new
+    inside(use)
 
 
 def test_text_that_kills_two_readers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,20 +175,18 @@ def test_text_that_kills_two_readers_is_refused(monkeypatch: pytest.MonkeyPatch)
 
     async def shot(self: Worker, header: Any, payload: bytes, timeout_s: float, on_progress: Any = None) -> Any:
         if b"deadly" in payload:
-            assert self.pid is not None
             os.kill(self.pid, signal.SIGSEGV)
         return await run(self, header, payload, timeout_s, on_progress)
 
     monkeypatch.setattr(Worker, "run", shot)
 
-    async def use(sandbox: Sandbox) -> Any:
-        texts = [TEXTS[0], '"deadly"', TEXTS[1]]
-        return await sandbox.encode_tirs([TirText("tvm_json", t, "tvm") for t in texts]), sandbox.restarts
+    async def use(sandbox: Sandbox) -> None:
+        first, deadly, last = await encode_all(sandbox, TEXTS[0], '"deadly"', TEXTS[1])
+        assert "crashed" in refused(deadly)
+        assert [first.hash, last.hash] == HASHES
+        assert sandbox.restarts == 2
 
-    (first, deadly, last), restarts = inside(use)
-    assert "crashed" in refused(deadly)
-    assert (first.hash, last.hash) == tuple(TensorProgram.from_tvm_json(t).hash for t in TEXTS)
-    assert restarts == 2
+    inside(use)
 
 
 # -- queue ----------------------------------------------------------------------------------------------
@@ -202,7 +194,7 @@ def test_text_that_kills_two_readers_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_full_queue_refuses_and_cancelled_requests_leave_it() -> None:
     async def use(sandbox: Sandbox) -> None:
-        begun = [asyncio.create_task(sandbox.encode_tirs([TirText("tvm_json", BOMB, "tvm")])) for _ in range(3)]
+        begun = [asyncio.create_task(encode_all(sandbox, BOMB)) for _ in range(3)]
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError):
             await encode(sandbox, TEXTS[0])
@@ -292,14 +284,11 @@ def test_worker_has_no_secrets_and_ends_with_the_service(monkeypatch: pytest.Mon
 def test_worker_does_not_inherit_the_listening_socket() -> None:
     uvloop = pytest.importorskip("uvloop", reason="needs uvloop, which the service uses where it exists")
 
-    async def use(sandbox: Sandbox) -> set[str]:
-        await encode(sandbox, TEXTS[0])
-        (pid,) = sandbox.pids
-        return {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
-
     async def main() -> set[str]:
         async with Sandbox(timeout_s=PATIENCE_S) as sandbox:
-            return await use(sandbox)
+            await encode(sandbox, TEXTS[0])
+            (pid,) = sandbox.pids
+            return {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.set_inheritable(True)
@@ -327,13 +316,7 @@ def test_confined_process_cannot_write_files_or_exceed_memory(tmp_path: Path) ->
         everything = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         print(resource.getrlimit(resource.RLIMIT_AS)[1] < 2**40)
         """)
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "file")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    done = run_python("-c", script, tmp_path / "file")
     assert done.stdout.split() == ["OSError", "MemoryError", "works", "OSError", "True"], done.stderr
 
 
@@ -362,13 +345,7 @@ def test_confined_process_cannot_read_files_connect_or_signal(tmp_path: Path) ->
         print(outcome(lambda: open(os.__file__).read()))
         """)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        done = subprocess.run(
-            [sys.executable, "-c", script, str(secret), str(server.getsockname()[1])],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-        )
+        done = run_python("-c", script, secret, str(server.getsockname()[1]))
     if done.stdout.split() == ["none"]:
         pytest.skip("this system has no Landlock")
     assert done.stdout.split() == ["denied"] * 6 + ["works"], done.stderr
@@ -410,48 +387,47 @@ def check_reply(reply: dict[str, Any], data: bytes) -> None:
 # -- invalid replies ------------------------------------------------------------------------------------
 
 
+def leaves(programs: int, count: int, value: float = 0.0) -> np.ndarray:
+    return np.full((programs, count, WIDTH + SCHEDULE_WIDTH), value, np.float32)
+
+
 def arrays(**changed: Any) -> bytes:
-    good = {
-        "leaves": np.zeros((1, 2, WIDTH + SCHEDULE_WIDTH), np.float32),
-        "positions": np.zeros(2, np.int32),
-        "totals": np.ones((1, 6)),
-    }
+    good = {"leaves": leaves(1, 2), "positions": np.zeros(2, np.int32), "totals": np.ones((1, 6))}
     return safetensors.numpy.save({k: v for k, v in (good | changed).items() if v is not None})
 
 
-NO_LEAF = np.zeros((1, 0, WIDTH + SCHEDULE_WIDTH), np.float32)
-SAID = {"name": "main", "hash": "0" * 32, "dtype": "float32"}
+REPLY = {"name": "main", "hash": "0" * 32, "dtype": "float32"}
 
 
 def test_valid_reply_is_accepted() -> None:
-    assert encoded_program(SAID, arrays(), "tvm").features.leaves.shape == (1, 2, WIDTH + SCHEDULE_WIDTH)
+    assert encoded_program(REPLY, arrays(), "tvm").features.leaves.shape == (1, 2, WIDTH + SCHEDULE_WIDTH)
 
 
 @pytest.mark.parametrize(
     ("reply", "payload"),
     [
         ({}, arrays()),
-        ({**SAID, "name": "x" * 401}, arrays()),
-        ({**SAID, "name": None}, arrays()),
-        ({**SAID, "hash": "G" * 32}, arrays()),
-        ({**SAID, "hash": "0" * 31}, arrays()),
-        ({**SAID, "dtype": "Float 32"}, arrays()),
-        (SAID, b""),
-        (SAID, b"\xff" * 100),
-        (SAID, arrays()[:-1]),
-        (SAID, arrays(more=np.zeros(1))),
-        (SAID, arrays(totals=None)),
-        (SAID, arrays(totals=np.full((1, 6), np.nan))),
-        (SAID, arrays(totals=np.full((1, 6), -1.0))),
-        (SAID, arrays(totals=np.full((1, 6), 1e300))),
-        (SAID, arrays(leaves=np.full((1, 2, WIDTH + SCHEDULE_WIDTH), 1e30, np.float32))),
-        (SAID, arrays(totals=np.ones((1, 6), np.float32))),
-        (SAID, arrays(positions=np.full(2, -1, np.int32))),
-        (SAID, arrays(positions=np.zeros(3, np.int32))),
-        (SAID, arrays(leaves=NO_LEAF, positions=np.zeros(0, np.int32))),
-        (SAID, arrays(leaves=np.zeros((2, 2, WIDTH + SCHEDULE_WIDTH), np.float32))),
-        (SAID, arrays(leaves=np.zeros((1, 2, WIDTH), np.float32))),
-        (SAID, arrays(leaves=np.full((1, 2, WIDTH + SCHEDULE_WIDTH), np.inf, np.float32))),
+        ({**REPLY, "name": "x" * 401}, arrays()),
+        ({**REPLY, "name": None}, arrays()),
+        ({**REPLY, "hash": "G" * 32}, arrays()),
+        ({**REPLY, "hash": "0" * 31}, arrays()),
+        ({**REPLY, "dtype": "Float 32"}, arrays()),
+        (REPLY, b""),
+        (REPLY, b"\xff" * 100),
+        (REPLY, arrays()[:-1]),
+        (REPLY, arrays(more=np.zeros(1))),
+        (REPLY, arrays(totals=None)),
+        (REPLY, arrays(totals=np.full((1, 6), np.nan))),
+        (REPLY, arrays(totals=np.full((1, 6), -1.0))),
+        (REPLY, arrays(totals=np.full((1, 6), 1e300))),
+        (REPLY, arrays(leaves=leaves(1, 2, 1e30))),
+        (REPLY, arrays(totals=np.ones((1, 6), np.float32))),
+        (REPLY, arrays(positions=np.full(2, -1, np.int32))),
+        (REPLY, arrays(positions=np.zeros(3, np.int32))),
+        (REPLY, arrays(leaves=leaves(1, 0), positions=np.zeros(0, np.int32))),
+        (REPLY, arrays(leaves=leaves(2, 2))),
+        (REPLY, arrays(leaves=leaves(1, 2)[..., :WIDTH])),
+        (REPLY, arrays(leaves=leaves(1, 2, np.inf))),
         ({"error": "no"}, b""),
         ({"error": {"code": "artifact_error", "message": "x", "hint": ""}}, b""),
         ({"error": {"code": "invalid_program", "message": 3, "hint": ""}}, b""),
@@ -484,7 +460,7 @@ NODES = {"operator": "Foo", "count": 1, "reason": "unknown"}
 )
 def test_invalid_models_are_rejected(reply: dict[str, Any]) -> None:
     honest = model_summary({"programs": [{"program": LINEAR, "count": 2}], "unsupported": [NODES]}, 4)
-    assert (honest.programs[0].operator.m, honest.counts) == (4, (2,))  # type: ignore[union-attr]
+    assert (honest.programs[0].operator.m, honest.counts) == (4, (2,))
     with pytest.raises(InvalidReplyError):
         model_summary(reply, 4)
 
@@ -522,7 +498,7 @@ async def test_ended_worker_raises_worker_died_error() -> None:
 
 
 @pytest.mark.tvm
-def test_service_process_never_loads_parsers() -> None:
+def test_service_process_never_loads_parsers(tmp_path: Path) -> None:
     """Neither TVM nor the reader of ONNX models is imported in the service, whatever the request."""
     pytest.importorskip("tvm", reason="needs apache-tvm")
     script = textwrap.dedent("""
@@ -548,15 +524,7 @@ def test_service_process_never_loads_parsers() -> None:
         parsers = ("tvm", "tvm_ffi", "torch", *readers)
         print([name for name in parsers if name in sys.modules])
         """)
-    model = str(ROOT / "examples" / "small_resnet.onnx")
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, "-c", script, SCRIPT, model, f"{folder}/db"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-        )
+    done = run_python("-c", script, SCRIPT, ROOT / "examples" / "small_resnet.onnx", tmp_path / "db")
     assert done.stdout.splitlines() == ["tvm", "200 True", "200", "[]"], done.stdout + done.stderr[-3000:]
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import subprocess
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,10 @@ from cdmpp.cli.demo import running_server
 from cdmpp_server.operate.access import new_key
 from cdmpp_server.serving import ListenError, listen, warnings
 from cdmpp_server.settings import FILE_VARIABLE, OTHERS, PREFIX, Settings, check_names
-from tests.waiting import PATIENCE_S, PATIENT
+from tests.waiting import PATIENCE_S, PATIENT, ROOT, run_python
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
 _, HASH = new_key()
 
 
@@ -31,14 +29,7 @@ def _enough_files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def started(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The service with further variables, which must end by itself."""
-    return subprocess.run(
-        [sys.executable, "-m", "cdmpp_server", "--port", "0", *arguments],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    return run_python("-m", "cdmpp_server", "--port", "0", *arguments, **environment)
 
 
 def test_misspelled_setting_stops_the_start() -> None:
@@ -141,13 +132,10 @@ def test_reasons_for_which_an_address_cannot_be_used() -> None:
 
 
 def test_all_addresses_of_a_name_share_a_port() -> None:
-    sockets = listen("localhost", 0)
-    try:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(listener) for listener in listen("localhost", 0)]
         assert len({listener.getsockname()[1] for listener in sockets}) == 1
         assert sockets[0].getsockname()[0] in ("127.0.0.1", "::1")
-    finally:
-        for listener in sockets:
-            listener.close()
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

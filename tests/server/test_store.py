@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import create_engine, select, text
+from sqlalchemy import text
 
 from cdmpp.errors import MissingDependencyError
 from cdmpp.model.artifact.folder import default_model
@@ -22,13 +22,12 @@ from cdmpp_server.database import database_url, default_database
 from cdmpp_server.observe.figures import Running
 from cdmpp_server.observe.ids import PredictedBefore
 from cdmpp_server.observe.store import Observation, ObservationStore, Writer
-from cdmpp_server.observe.tables import SAY_AGAIN_S, AsUnavailable, StoreUnavailableError, observations
+from cdmpp_server.observe.tables import SAY_AGAIN_S, AsUnavailable, StoreUnavailableError
 from cdmpp_server.problems import ProblemError
-from tests.waiting import PATIENCE_S
+from tests.server.conftest import execute, stored
+from tests.waiting import PATIENCE_S, ROOT
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def observation(latency_s: float, device: str = "t4", model: str = "m", n: int = 0) -> Observation:
@@ -36,18 +35,10 @@ def observation(latency_s: float, device: str = "t4", model: str = "m", n: int =
     return Observation(predicted, latency_s)
 
 
-def rows(database: str) -> list[Any]:
-    engine = create_engine(database_url(database))
-    with engine.connect() as connection:
-        stored = list(connection.execute(select(observations)).all())
-    engine.dispose()
-    return stored
-
-
 def test_observations_are_stored_with_their_query(store: ObservationStore, database: str) -> None:
-    ids = [stored.id for stored in store.add([observation(2e-4), observation(1e-4, "l4", n=1), observation(3e-4)])]
+    ids = [row.id for row in store.add([observation(2e-4), observation(1e-4, "l4", n=1), observation(3e-4)])]
     assert len(set(ids)) == 3
-    kept = {row.id: row for row in rows(database)}
+    kept = stored(database)
     assert set(kept) == set(ids)
     assert [kept[id].latency_s for id in ids] == [2e-4, 1e-4, 3e-4]
     assert kept[ids[1]].device == "l4" and kept[ids[1]].program_hash == f"{1:032x}"
@@ -64,7 +55,7 @@ def test_figures_match_all_stored_observations(store: ObservationStore, database
     for device, summary in by_device.items():
         expected = Running()
         # Ids sort by time, but rows of one batch have no order.
-        device_rows = [row for row in rows(database) if row.device == device]
+        device_rows = [row for row in stored(database).values() if row.device == device]
         columns = ("latency_s", "predicted_s", "lower_s", "upper_s")
         expected.add(*(np.array([getattr(row, c) for row in device_rows]) for c in columns))
         figures = expected.figures()
@@ -95,7 +86,7 @@ def test_concurrent_writers_lose_nothing(store: ObservationStore, database: str)
 
     with ThreadPoolExecutor(4) as pool:
         written = sum(pool.map(write, range(6)))
-    assert len(rows(database)) == written == sum(s.figures.count for s in store.summaries())
+    assert len(stored(database)) == written == sum(s.figures.count for s in store.summaries())
 
 
 def test_processes_can_create_the_tables_concurrently(database: str) -> None:
@@ -147,8 +138,8 @@ def test_total_size_of_programs_is_bounded(database: str) -> None:
 
 
 def test_ten_thousand_observations_are_one_transaction(store: ObservationStore, database: str) -> None:
-    ids = [stored.id for stored in store.add([observation(1e-4, f"d{n % 40}", n=n) for n in range(10_000)])]
-    assert len(set(ids)) == 10_000 == len(rows(database))
+    ids = [row.id for row in store.add([observation(1e-4, f"d{n % 40}", n=n) for n in range(10_000)])]
+    assert len(set(ids)) == 10_000 == len(stored(database))
     assert sum(s.figures.count for s in store.summaries()) == 10_000
 
 
@@ -156,15 +147,12 @@ def test_other_schema_version_is_refused(database: str) -> None:
     first = ObservationStore(database)
     first.add([observation(1e-4)])
     first.close()
-    engine = create_engine(database_url(database))
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE cdmpp_schema SET version = 99"))
-    engine.dispose()
+    execute(database, text("UPDATE cdmpp_schema SET version = 99"))
     later = ObservationStore(database)
     with pytest.raises(StoreUnavailableError):
         later.add([observation(1e-4)])
     later.close()
-    assert len(rows(database)) == 1
+    assert len(stored(database)) == 1
 
 
 def test_database_is_used_once_it_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,24 +178,18 @@ def test_file_that_is_not_a_database_is_not_changed(tmp_path: Path) -> None:
     assert file.read_text().startswith("not a database")
 
 
-def test_outage_logs_a_few_lines(database: str, caplog: pytest.LogCaptureFixture) -> None:
-    store = ObservationStore(database)
+def test_outage_logs_a_few_lines(store: ObservationStore, database: str, caplog: pytest.LogCaptureFixture) -> None:
     store.check()
-    engine = create_engine(database_url(database))
-    with engine.begin() as other:
-        other.execute(text("ALTER TABLE cdmpp_programs RENAME TO elsewhere"))
+    execute(database, text("ALTER TABLE cdmpp_programs RENAME TO elsewhere"))
     for _ in range(50):
         with pytest.raises(StoreUnavailableError, match="cannot be read"):
             store.check()
     (line,) = caplog.messages
     assert line.startswith("the database cannot be read: ") and "cdmpp_programs" in line
-    with engine.begin() as other:
-        other.execute(text("ALTER TABLE elsewhere RENAME TO cdmpp_programs"))
+    execute(database, text("ALTER TABLE elsewhere RENAME TO cdmpp_programs"))
     for _ in range(3):
         store.check()
     assert caplog.messages[1:] == ["the database can be read again; 49 more calls had failed"]
-    engine.dispose()
-    store.close()
 
 
 def test_long_outage_is_logged_again_with_the_number_of_failures(caplog: pytest.LogCaptureFixture) -> None:
@@ -326,7 +308,7 @@ lock = threading.Lock()
 def write(seed):
     n = 0
     while True:
-        ids = [stored.id for stored in store.add([observation(1e-4, f"d{seed}", n=n + i) for i in range(7)])]
+        ids = [row.id for row in store.add([observation(1e-4, f"d{seed}", n=n + i) for i in range(7)])]
         n += 7
         with lock:
             sys.stdout.write("".join(id + "\\n" for id in ids))
@@ -351,7 +333,7 @@ def test_accepted_observations_survive_kill_9(database: str) -> None:
         # The last line may be incomplete.
         accepted += [line for line in writer.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
     accepted = [id.strip() for id in accepted]
-    kept = {row.id for row in rows(database)}
+    kept = set(stored(database))
     assert len(accepted) >= 700 and set(accepted) <= kept
     store = ObservationStore(database)
     assert sum(s.figures.count for s in store.summaries()) == len(kept)

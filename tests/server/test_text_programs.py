@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,22 +10,17 @@ from fastapi.testclient import TestClient
 
 from cdmpp.plan.registry import make_plan
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp_server.app import create_app
-from cdmpp_server.settings import Settings
-from tests.server.conftest import JSON, LINEAR, problem
+from tests.server.conftest import LINEAR, problem, without_ids
+from tests.waiting import ROOT
 
 TEXT = "linear:m=512,n=4096,k=1024,dtype=float16"
 INVALID = ["", "linear", "linear:m=512", "linear:m", "lstm:m=1", "linear:m=512,m=512,n=1,k=1", "m=512,n=4096,k=1024"]
 
 
-def without_ids(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{k: v for k, v in result.items() if k not in ("id", "prediction_id")} for result in results]
-
-
 def test_text_is_predicted_as_its_object(ask, predictor: LatencyPredictor) -> None:
     items = [{"program": form, "device": "t4"} for form in (TEXT, LINEAR, TEXT)]
     for _ in range(2):  # new, and from the cache
-        first, second, third = without_ids(ask(items).json()["results"])
+        first, second, third = without_ids(*ask(items).json()["results"])
         assert first == second == third
     assert first["latency_s"] == predictor.predict([TEXT], "t4")[0].latency_s
     assert first["name"] == "linear:dtype=float16,m=512,n=4096,k=1024"
@@ -53,18 +47,6 @@ def test_text_that_is_too_long_violates_the_schema(ask, client: TestClient) -> N
     problem(ask([{"program": long, "device": "t4"}], strict=True), 422, "invalid_request")
     plan = {"layers": [{"forward": {"programs": [{"program": long}]}, "backward_s": 1}], "ranks": [{"device": "t4"}]}
     problem(client.post("/pipeline/split", json=plan), 422, "invalid_request")
-
-
-@pytest.mark.slow
-def test_registered_text_outlives_the_process(tmp_path: Path) -> None:
-    settings = Settings(model=None, database=str(tmp_path / "service.sqlite"), warm_plans=False)
-    with TestClient(create_app(settings)) as client:
-        (known,) = client.post("/programs", json={"programs": ["relu:rows=81,cols=3"]}).json()["programs"]
-    with TestClient(create_app(settings)) as client:
-        forms = [{"hash": known["hash"]}, "relu:rows=81,cols=3"]
-        items = [{"program": form, "device": "t4"} for form in forms]
-        first, second = client.post("/predict", content=json.dumps({"items": items}), headers=JSON).json()["results"]
-    assert first["latency_s"] == second["latency_s"] > 0
 
 
 def test_curve_of_a_text(client: TestClient) -> None:
@@ -108,7 +90,7 @@ def test_costs_of_plans_with_texts(client: TestClient, predictor: LatencyPredict
     refused = problem(client.post("/pipeline/simulate", json=simulate("linear:m")), 409, "invalid_field")
     assert "program" in refused["errors"][0]["path"]
     # A curve over batch sizes: its values are expressions.
-    request = json.loads((Path(__file__).parents[2] / "docs" / "examples" / "afd.json").read_text())
+    request = json.loads((ROOT / "docs" / "examples" / "afd.json").read_text())
     expected = client.post("/afd/size", json=request).json()
     for side in ("attention", "ffn"):
         for work in request[side]["layer"]["programs"]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,16 +13,14 @@ from cdmpp.llm import training_step
 from cdmpp.llm.engines.profile import load_training_engine
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.training import TrainingStepAnswer
-from tests.server.conftest import JSON, problem
+from tests.server.conftest import EXAMPLES, LLAMA, problem
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "llm"
-LLAMA: dict[str, Any] = json.loads((EXAMPLES / "llama-3.1-8b.json").read_text())
 OPTIONS: dict[str, Any] = {"gpus": 8, "sharding": "fsdp", "micro_batch": 1, "global_batch": 16, "sequence": 2048}
 GOOD: dict[str, Any] = {"config": LLAMA, "device": "h100-sxm", **OPTIONS}
 
 
 def post(client: TestClient, body: Any) -> Any:
-    return client.post("/training-step", content=json.dumps(body), headers=JSON)
+    return client.post("/training-step", json=body)
 
 
 @pytest.mark.parametrize(
@@ -65,8 +62,7 @@ def test_engine_may_be_the_fields_of_a_profile(client: TestClient) -> None:
     ],
 )
 def test_errors_are_problems(client: TestClient, change: dict[str, Any], status: int, code: str, says: str) -> None:
-    body = problem(post(client, {**GOOD, **change}), status, code)
-    assert says in body["detail"]
+    assert says in problem(post(client, {**GOOD, **change}), status, code)["detail"]
 
 
 def test_body_that_breaks_the_schema_is_refused(client: TestClient) -> None:

@@ -1,6 +1,6 @@
 """XGBoost on the network's inputs, the baseline of ``docs/accuracy.md``, with the sample's rows."""
 
-from benchmarks.quick.sample import Sample
+from benchmarks.quick.sample import QuickSample
 from benchmarks.quick.variant import Fitted, QuickVariant
 from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.train.baselines import TreeBaseline
@@ -9,7 +9,7 @@ from cdmpp.train.baselines import TreeBaseline
 class QuickBooster(QuickVariant):
     """Trees in place of the network."""
 
-    def fit(self, sample: Sample, seed: int) -> Fitted:
+    def fit(self, sample: QuickSample, seed: int) -> Fitted:
         config = self.config(seed)
         trees = TreeBaseline(sample.dataset, NetworkInputs(sample.dataset.store, sample.dataset.device_matrix), config)
         return Fitted(log_s=trees.fit(sample.training).predict_log)

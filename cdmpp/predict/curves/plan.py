@@ -80,7 +80,7 @@ class CurvePlan:
                 hint=f"at most {most:,} predictions are allowed: use fewer values",
             )
         self._devices = [_device(device, find) for device in devices]
-        self._points = [_Point.of(grid, at, backend or "library") for at in grid.points()]
+        self._points = [_PointPrograms.of(grid, at, backend or "library") for at in grid.points()]
         self._matrix = PredictionMatrix(self._devices, self._points)
         self.queries = [
             Query(program, device.device, protocol, framework, implementation)
@@ -102,7 +102,7 @@ class CurvePlan:
 
 
 @dataclass(frozen=True)
-class _Device:
+class _CurveDevice:
     """A device and its name as given."""
 
     name: str
@@ -110,13 +110,13 @@ class _Device:
 
 
 @dataclass(frozen=True)
-class _Point:
+class _PointPrograms:
     """Programs of one point with their counts."""
 
     programs: list[tuple[TensorProgram, int]]
 
     @classmethod
-    def of(cls, grid: Grid, at: Mapping[str, Value], backend: Backend) -> _Point | Failed:
+    def of(cls, grid: Grid, at: Mapping[str, Value], backend: Backend) -> _PointPrograms | Failed:
         programs = grid.programs(at, backend)
         return Failed("", programs) if isinstance(programs, CdmppError) else cls(programs)
 
@@ -143,22 +143,22 @@ def _along(grid: Grid, monotone: Sequence[str] | None) -> list[str]:
     return [name for name in grid.axes if name in monotone]
 
 
-def _device(device: Device, find: Callable[[str], DeviceSpec] | None) -> _Device | Failed:
+def _device(device: Device, find: Callable[[str], DeviceSpec] | None) -> _CurveDevice | Failed:
     try:
         spec: DeviceSpec | str = resolve_device(device, str if find is None else find)
     except CdmppError as error:
         name = device if isinstance(device, str) else device.get("name", "")  # type: ignore[union-attr]
         return Failed(str(name)[:100], error)
-    return _Device(spec if isinstance(spec, str) else spec.name, spec)
+    return _CurveDevice(spec if isinstance(spec, str) else spec.name, spec)
 
 
-def _failed(device: _Device | Failed, point: _Point | Failed) -> CurvePoint:
+def _failed(device: _CurveDevice | Failed, point: _PointPrograms | Failed) -> CurvePoint:
     fault = point if isinstance(point, Failed) else device
     assert isinstance(fault, Failed)
     return CurvePoint(device.name, {}, error=ErrorInfo.of(fault.error))
 
 
-def _total(device: _Device, point: _Point, predictions: Iterator[Prediction]) -> CurvePoint:
+def _total(device: _CurveDevice, point: _PointPrograms, predictions: Iterator[Prediction]) -> CurvePoint:
     """A point's sums over its programs, from the next predictions; or its first error."""
     counted = [(next(predictions), count) for _, count in point.programs]
     error = next((prediction.error for prediction, _ in counted if prediction.error is not None), None)
@@ -213,13 +213,11 @@ def predict_curve(
 
     Parameters
     ----------
-    predictor : Predictor
     programs : Template, operator text, operator object, or sequence of Template
         Programs of each point; several are summed, each times its count.
     axes : mapping of name to values
         An axis replaces the field of its name, or occurs in expressions. Values are numbers, texts ("float16") or
         booleans; every axis must be used.
-    devices : sequence of DeviceSpec, mapping of its fields, or name
     backend, protocol, framework, quantiles, implementation
         See :meth:`cdmpp.predict.predictor.LatencyPredictor.predict`.
     monotone : sequence of str, optional

@@ -16,34 +16,23 @@ from cdmpp.utils.isotonic import pool_adjacent_violators
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One point on one device; with ``error``, there are no figures.
-
-    Attributes
-    ----------
-    device : str
-    at : dict of str to value
-        The axes' values.
-    latency_s : float
-        Seconds, summed over the programs and their counts.
-    lower_s, upper_s : float
-        Sums of the programs' bounds. This assumes equal relative errors, so the width is an upper estimate.
-    fitted_s : float
-        The monotone fit at this point; equal to ``latency_s`` where no change is needed.
-    domain : {"in", "near", "out"}
-        By the share of the time, as that of any sum (:class:`cdmpp.model.domain.score.TotalDomain`);
-        ``domain_score`` is the programs' largest score, ``domain_reason`` the largest part that is not ``in``.
-    roofline_s : float
-        Sum of the programs' bounds by arithmetic and traffic.
-    """
+    """One point on one device; with ``error``, there are no figures."""
 
     device: str
+    #: The axes' values.
     at: dict[str, Value]
+    #: Seconds, summed over the programs and their counts.
     latency_s: float | None = None
+    #: Sums of the programs' bounds. This assumes equal relative errors, so the width is an upper estimate.
     lower_s: float | None = None
     upper_s: float | None = None
+    #: The monotone fit at this point; equal to ``latency_s`` where no change is needed.
     fitted_s: float | None = None
+    #: By the share of the time, as that of any sum (:class:`cdmpp.model.domain.score.TotalDomain`); ``domain_score`` is
+    #: the programs' largest score, ``domain_reason`` the largest part that is not ``in`` ({"in", "near", "out"}).
     domain: Label | None = None
     domain_score: float | None = None
+    #: Sum of the programs' bounds by arithmetic and traffic.
     roofline_s: float | None = None
     domain_reason: str | None = None
     error: ErrorInfo | None = None
@@ -57,21 +46,13 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Curve:
-    """Predictions over a grid.
-
-    Attributes
-    ----------
-    model_id : str
-    axes : dict of str to list
-    monotone : list of str
-        Axes along which ``fitted_s`` does not decrease.
-    points : list of CurvePoint
-        Device by device, the last axis fastest.
-    """
+    """Predictions over a grid."""
 
     model_id: str
     axes: dict[str, list[Value]]
+    #: Axes along which ``fitted_s`` does not decrease.
     monotone: list[str]
+    #: Device by device, the last axis fastest.
     points: list[CurvePoint]
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,19 +86,8 @@ def monotone_fit(values: Array, axes: Sequence[int]) -> Array:
 
     The nearest such values by least squares. Along one axis: pool adjacent violators. Along several axes: Dykstra's
     alternating projections onto the cones of the axes (Boyle and Dykstra 1986), which converge to the nearest point of
-    their intersection.
-
-    Parameters
-    ----------
-    values : float64, any shape
-        NaN marks a missing value; it stays NaN and does not affect the fit.
-    axes : sequence of int
-        Along which indices grow; none: the values themselves.
-
-    Returns
-    -------
-    ndarray
-        Where the values need no change, they have none.
+    their intersection. Values that need no change have none. A NaN in ``values`` is missing: it stays NaN and does not
+    affect the fit.
     """
     if not axes or not values.size:
         return values.copy()

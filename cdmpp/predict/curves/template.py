@@ -33,25 +33,10 @@ _Node = Callable[[Values], Number]
 class Expression:
     """A size as an expression over axes, parsed once and evaluated for many points: ``ceil(tokens*density)``.
 
-    The grammar has + - * / //, ceil, floor, min, max, numbers, names and brackets, with a bounded length; it is not
-    evaluated by Python. Numbers are exact fractions: 0.7 is seven tenths, so ``ceil(10*0.7)`` is 7.
-
-    Parameters
-    ----------
-    text : str
-        At most :data:`MAX_LENGTH` characters.
-
-    Attributes
-    ----------
-    names : frozenset of str
-        The axes that it mentions.
-    size : int
-        Its parts: what it costs to evaluate.
-
-    Raises
-    ------
-    InvalidProgramError
-        The text is not an expression.
+    The grammar has + - * / //, ceil, floor, min, max, numbers, names and brackets, in at most :data:`MAX_LENGTH`
+    characters; it is not evaluated by Python. Numbers are exact fractions: 0.7 is seven tenths, so ``ceil(10*0.7)`` is
+    7. ``names``: the axes that it mentions. ``size``: its parts, which is what it costs to evaluate.
+    Raises InvalidProgramError: the text is not an expression.
     """
 
     def __init__(self, text: str) -> None:
@@ -73,10 +58,7 @@ class Expression:
     def __call__(self, values: Values) -> int:
         """The size at a point.
 
-        Raises
-        ------
-        InvalidProgramError
-            Not a whole number, a division by zero, or figures that no size needs.
+        Raises InvalidProgramError: not a whole number, a division by zero, or figures that no size needs.
         """
         try:
             value = self._root(values)
@@ -205,16 +187,10 @@ Axes = Mapping[str, Sequence[Value]]
 
 @dataclass(frozen=True)
 class Template:
-    """One operator with fields that depend on axes, and its number of runs.
+    """One operator with fields that depend on axes, and its number of runs."""
 
-    Parameters
-    ----------
-    fields : mapping
-        An operator object. An axis replaces the field of its name; an integer field may be an expression over
-        axes, as text.
-    count : int
-    """
-
+    #: An operator object. An axis replaces the field of its name; an integer field may be an expression over axes, as
+    #: text.
     fields: Mapping[str, Any]
     count: int = 1
 
@@ -222,10 +198,7 @@ class Template:
     def parse(cls, text: str, count: int = 1) -> Template:
         """Parse a text such as ``linear:m=batch*tokens,n=4096,k=1024``.
 
-        Raises
-        ------
-        InvalidProgramError
-            The text is not ``name:key=value,...``.
+        Raises InvalidProgramError: the text is not ``name:key=value,...``.
         """
         return cls(template_fields(text), count)
 
@@ -244,12 +217,8 @@ def _value(text: str) -> Any:
 class Grid:
     """Programs of every point of the axes, last axis fastest.
 
-    Raises
-    ------
-    DataError
-        No template uses an axis, or an axis has an invalid name or invalid values.
-    InvalidProgramError, UnsupportedOperatorError
-        A template lacks a field, has an unknown field, or has an invalid expression.
+    Raises DataError: no template uses an axis, or an axis has an invalid name or invalid values; InvalidProgramError or
+    UnsupportedOperatorError: a template lacks a field, has an unknown field, or has an invalid expression.
     """
 
     def __init__(self, templates: Sequence[Template], axes: Axes) -> None:

@@ -33,28 +33,19 @@ SYNCHRONISING = frozenset(("_local_scalar_dense", "nonzero"))
 
 
 class ModuleHost(Host):
-    """Host time of PyTorch's calls, in seconds.
+    """Host time of PyTorch's calls, in seconds."""
 
-    Attributes
-    ----------
-    factor : float
-        This host's time over that of ``calls`` and ``kinds``. A launch by a library is ``launch_s`` on every host.
-    gap_s : float
-        The device idles between two kernels.
-    graph_s : float
-        Once a replay of a graph.
-    calls : dict of str to float
-        Of a call by its ATen name.
-    kinds : dict of str to float
-        Of other calls: "view" launches nothing, "kernel" launches a kernel, "module" is the call of a module,
-        "autograd" is added to each kernel in training, "compiled" launches a kernel of ``torch.compile``, "guards" is
-        once a compiled call.
-    """
-
+    #: This host's time over that of ``calls`` and ``kinds``. A launch by a library is ``launch_s`` on every host.
     factor: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] = 1.0
+    #: The device idles between two kernels.
     gap_s: Seconds = 0.0
+    #: Once a replay of a graph.
     graph_s: Seconds = 0.0
+    #: Of a call by its ATen name.
     calls: dict[str, Seconds] = Field(default_factory=dict)
+    #: Of other calls: "view" launches nothing, "kernel" launches a kernel, "module" is the call of a module, "autograd"
+    #: is added to each kernel in training, "compiled" launches a kernel of ``torch.compile``, "guards" is once a
+    #: compiled call.
     kinds: dict[str, Seconds] = Field(default_factory=dict)
 
     def call_s(self, call: ListedCall, execution: Execution = "eager") -> float:
@@ -72,17 +63,12 @@ class ModuleHost(Host):
 
 
 class HostProfile(Profile):
-    """Profile of a host that runs PyTorch.
-
-    Attributes
-    ----------
-    archs : tuple of str
-        Architectures of the devices that this class of machines has.
-    """
+    """Profile of a host that runs PyTorch."""
 
     DOCUMENT: ClassVar[str] = "docs/modules.md"
 
     host: ModuleHost = ModuleHost()
+    #: Architectures of the devices that this class of machines has.
     archs: tuple[str, ...] = ()
 
 
@@ -103,12 +89,7 @@ def host_profile(
 ) -> HostProfile:
     """The profile of a request, or that of the machines that usually have the device.
 
-    Raises
-    ------
-    DataError
-        The profile is not known, or its file cannot be read.
-    FieldError
-        A field is wrong.
+    Raises DataError: the profile is not known, or its file cannot be read; FieldError: a field is wrong.
     """
     profiles = shipped_hosts()
     if host is None and device is not None and device.kind == "cpu":
@@ -135,23 +116,15 @@ def host_profile(
 
 @dataclass(frozen=True)
 class ModuleTimeline:
-    """Seconds of one run; their sum is its latency.
+    """Seconds of one run; their sum is its latency."""
 
-    Attributes
-    ----------
-    device_busy_s : float
-        Kernels.
-    waiting_s : float
-        The device waits for the host, or for the next kernel.
-    first_call_s : float
-        Once a run: the first launch reaches the device, or a graph is started.
-    phase_ends_s : dict of str to float
-        Seconds from the start to the end of each phase on the device, without ``first_call_s``.
-    """
-
+    #: Kernels.
     device_busy_s: float
+    #: The device waits for the host, or for the next kernel.
     waiting_s: float
+    #: Once a run: the first launch reaches the device, or a graph is started.
     first_call_s: float
+    #: Seconds from the start to the end of each phase on the device, without ``first_call_s``.
     phase_ends_s: dict[str, float]
 
     @property
@@ -174,15 +147,8 @@ def run(
     A kernel starts when the host has launched it and the kernel before it has ended. In a graph nothing waits for the
     host.
 
-    Parameters
-    ----------
-    calls : sequence of ListedCall
-    seconds : sequence of float
-        Device time of each row of the listing.
-    profile : HostProfile
-    execution : {"eager", "compiled", "cuda-graph", "compiled-graph"}
-    device_factor, host_factor : float
-        Scale of all kernels, and of all host time.
+    ``seconds``: device time of each row of the listing. ``device_factor``, ``host_factor``: scale of all kernels, and
+    of all host time.
     """
     host = stream = busy = 0.0
     ends: dict[str, float] = {}

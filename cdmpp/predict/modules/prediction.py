@@ -46,7 +46,6 @@ class ModuleProgram:
         Qualified names of the modules that launch it, as one text: ``layers.0-31.mlp.up``.
     modules : tuple of str
         The same names one by one. The root has the empty name.
-    phase : {"forward", "backward", "optimizer"}
     count : int
         Launches in one run.
     share : float or None
@@ -101,7 +100,6 @@ class ModulePrediction:
     ----------
     name : str
         Class of the module.
-    mode : {"inference", "training", "forward"}
     device, protocol, framework, model_id
         As in :class:`cdmpp.Prediction`.
     dtype, autocast : str or None

@@ -96,7 +96,6 @@ class ModulePredictor:
         example_inputs : tuple, mapping, Tensor or None
             Positional arguments, keyword arguments, or the only argument; only shapes and types count. None for an
             exported program: the inputs that it was exported with.
-        device : device as in :meth:`predict`, or a sequence of d devices
         mode : {"inference", "training", "forward"}
             ``eval()`` and the forward pass; ``train()``, the forward and the backward pass; or the forward pass with
             the module's own flags and without gradients. The backward pass starts at the ``loss`` of the result, or
@@ -176,7 +175,6 @@ class ModulePredictor:
         ----------
         measured : sequence of (module, example_inputs, seconds)
             Modules with many small kernels tell most: their device waits for the host.
-        device : device
         mode, execution, dtype, autocast
             As in :meth:`predict_module`.
         host : optional

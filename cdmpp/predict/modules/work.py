@@ -45,15 +45,7 @@ GATHERED = frozenset(_GATHERED.split())
 def cached_s(program_s: float, traffic_s: float, call: str, device: DeviceSpec) -> float:
     """Seconds of an element-wise kernel, a movement or a normalisation, which the last level of cache may serve.
 
-    Parameters
-    ----------
-    program_s : float
-        Predicted latency.
-    traffic_s : float
-        Bytes over the memory bandwidth.
-    call : str
-        PyTorch's call.
-    device : DeviceSpec
+    ``program_s``: predicted latency. ``traffic_s``: bytes over the memory bandwidth. ``call``: pyTorch's call.
     """
     if traffic_s * device.mem_bandwidth_bytes_per_s > (device.l2_bytes or 0.0):
         return program_s
@@ -64,12 +56,7 @@ def cached_s(program_s: float, traffic_s: float, call: str, device: DeviceSpec) 
 def seconds_of(work: Work, program_s: float, device: DeviceSpec) -> float:
     """Seconds of a kernel: the longest of its program's latency and the bounds of its work.
 
-    Parameters
-    ----------
-    work : KernelWork, ConvolutionWork or AttentionWork
-    program_s : float
-        Latency of the program in its place.
-    device : DeviceSpec
+    ``program_s``: latency of the program in its place.
     """
     if device.kind == "cpu":  # these are bounds of GPUs
         return program_s * (work.steps if isinstance(work, KernelWork) else 1.0)

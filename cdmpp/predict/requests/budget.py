@@ -14,42 +14,26 @@ WALL = 4.0
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a search.
+    """Progress of a search."""
 
-    Attributes
-    ----------
-    spent_s : float
-        Seconds since the start.
-    done : float
-        Share of the work or of the budget, 0 to 1.
-    best, bound : float or None
-        Objective of the best plan so far and its lower bound, in the planner's unit (seconds, mostly).
-    answer : callable or None
-        Makes the best plan so far, an :class:`cdmpp.predict.requests.request.Answer`; None before there is one.
-    """
-
+    #: Seconds since the start.
     spent_s: float
+    #: Share of the work or of the budget, 0 to 1.
     done: float
+    #: Objective of the best plan so far and its lower bound, in the planner's unit (seconds, mostly).
     best: float | None = None
     bound: float | None = None
+    #: Makes the best plan so far, an :class:`cdmpp.predict.requests.request.Answer`; None before there is one.
     answer: Callable[[], Any] | None = None
 
 
 class SearchControl:
     """Budget and cancellation of a search, and a listener for its progress. Thread-safe.
 
-    Parameters
-    ----------
-    budget_s : float, optional
-        Seconds of this process's CPU time from now, at most :data:`WALL` times as many of the clock; without it, the
-        search ends when its work is done.
-    listener : callable, optional
-        Called with a :class:`Progress` at most every ``every_s`` seconds, in the thread of the search.
-    every_s : float
-
-    Notes
-    -----
     A search calls :meth:`report` in its loop. When :attr:`expired` is true, it returns the best plan so far.
+    ``budget_s``: seconds of this process's CPU time from now, at most :data:`WALL` times as many of the clock; without
+    it, the search ends when its work is done. ``listener``: called with a :class:`Progress` at most every ``every_s``
+    seconds, in the thread of the search.
     """
 
     def __init__(
@@ -68,12 +52,8 @@ class SearchControl:
     def part(self, budget_s: float | None = None, reserve_s: float = 0.0) -> SearchControl:
         """A control for one part of this search, without a listener. It ends with this one at the latest.
 
-        Parameters
-        ----------
-        budget_s : float, optional
-            Seconds from now that the part may take; default: what is left.
-        reserve_s : float
-            Seconds of this budget that the part leaves.
+        ``budget_s``: seconds from now that the part may take; default: what is left. ``reserve_s``: seconds of this
+        budget that the part leaves.
         """
         return _PartControl(self, budget_s, reserve_s)
 
@@ -113,13 +93,9 @@ class SearchControl:
     ) -> None:
         """Report progress; cheap enough for every iteration of a loop.
 
-        Parameters
-        ----------
-        done : float, optional
-            Share of the work, 0 to 1; default: share of the budget.
-        best, bound, answer
-            As in :class:`Progress`. ``answer`` may be called later, while the search continues: it must keep
-            references to data that does not change.
+        ``done``: share of the work, 0 to 1; default: share of the budget. ``best``, ``bound``, ``answer``: as in
+        :class:`Progress`. ``answer`` may be called later, while the search continues: it must keep references to data
+        that does not change.
         """
         if self._listener is None:
             return

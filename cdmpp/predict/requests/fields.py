@@ -102,10 +102,7 @@ class Row(BaseModel):
 def exactly_one(model: M, *names: str) -> M:
     """Validate that exactly one of some optional fields is given: ``x`` or ``x_s``.
 
-    Raises
-    ------
-    ValueError
-        None or several are given.
+    Raises ValueError: none or several are given.
     """
     if sum(getattr(model, name) is not None for name in names) != 1:
         raise PydanticCustomError("value_error", "give either {names}", {"names": " or ".join(names)})
@@ -120,10 +117,7 @@ def at_most_one(model: M, *names: str) -> M:
 def instead_of(model: M, predicted: str, *given: str) -> M:
     """Validate that fields in seconds keep their default of 0 where a field that replaces them is given.
 
-    Raises
-    ------
-    ValueError
-        Both are given.
+    Raises ValueError: both are given.
     """
     if getattr(model, predicted) is not None and any(getattr(model, name) for name in given):
         names = {"names": f"{predicted} or {' and '.join(given)}"}
@@ -140,22 +134,14 @@ class Work(Closed):
 
 @dataclass(frozen=True)
 class PriceRequest:
-    """One program to price.
+    """One program to price."""
 
-    Attributes
-    ----------
-    path : str
-        The field of the request that names it (``nodes.3.program``), for messages.
-    program : dict
-        Its form.
-    device : str or dict
-    backend, protocol, framework
-        As in an item of ``/predict``.
-    """
-
+    #: The field of the request that names it (``nodes.3.program``), for messages.
     path: str
+    #: Its form.
     program: dict[str, Any]
     device: str | dict[str, Any]
+    #: As in an item of ``/predict``.
     backend: Backend | None = None
     protocol: Protocol = DEFAULT_PROTOCOL
     framework: Framework | None = None

@@ -31,38 +31,25 @@ _CHARACTER = 0.0105
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar of a timeline.
+    """One bar of a timeline."""
 
-    Attributes
-    ----------
-    row : float
-        0 is the top row; a fraction moves the bar below the middle of its row.
-    start_s, end_s : float
-    colour : Colour
-    text : str
-        Written in the bar where it is wide enough.
-    outlined : bool
-        Draws a black outline.
-    height : float
-        1 is the distance of two rows.
-    """
-
+    #: 0 is the top row; a fraction moves the bar below the middle of its row.
     row: float
     start_s: float
     end_s: float
     colour: Colour
+    #: Written in the bar where it is wide enough.
     text: str = ""
+    #: Draws a black outline.
     outlined: bool = False
+    #: 1 is the distance of two rows.
     height: float = 0.8
 
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure; sizes in inches.
 
-    Raises
-    ------
-    MissingDependencyError
-        matplotlib is not installed.
+    Raises MissingDependencyError: matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure
@@ -108,7 +95,6 @@ def draw_timeline(
 
     Parameters
     ----------
-    axes : Axes
     bars : sequence of Bar
         The first :data:`MAX_BARS` are drawn, those in rows that exist.
     rows : sequence of str

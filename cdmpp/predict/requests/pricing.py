@@ -91,11 +91,7 @@ def collect(request: BaseModel) -> list[PriceRequest]:
 def fill(request: M, prices: Sequence[Prediction]) -> M:
     """A copy of a request whose costs are resolved.
 
-    Parameters
-    ----------
-    request : pydantic model
-    prices : sequence of Prediction
-        One for each program of :func:`collect`, in its order, none with an error.
+    ``prices``: one for each program of :func:`collect`, in its order, none with an error.
     """
     remaining = iter(prices)
     filled: M = _filled(request, remaining)

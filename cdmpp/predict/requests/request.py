@@ -158,14 +158,8 @@ class Request(Closed, Generic[A]):
 
         Costs are resolved: :meth:`with_prices` was called.
 
-        Parameters
-        ----------
-        control : SearchControl
-            Budget, progress and cancellation.
-
-        Raises
-        ------
-        FieldError, InfeasibleError
+        ``control``: budget, progress and cancellation.
+        Raises FieldError, InfeasibleError.
         """
         answer: A = self.sibling("solver").solve(self, control)
         return answer

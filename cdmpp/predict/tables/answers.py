@@ -50,12 +50,8 @@ def _types(levels: Sequence[float]) -> dict[str, str]:
 def format_of(path: Path | None) -> Format:
     """Format of a file of answers by its extension; CSV for the standard output.
 
-    Raises
-    ------
-    DataError
-        The extension is another, or the file cannot be written.
-    MissingDependencyError
-        Parquet, and pyarrow is not installed.
+    Raises DataError: the extension is another, or the file cannot be written; MissingDependencyError: parquet, and
+    pyarrow is not installed.
     """
     if path is None or path.suffix.lower() == ".csv":
         kind: Format = "csv"
@@ -87,10 +83,7 @@ def writing(path: Path | None, levels: Sequence[float], kind: Format) -> Iterato
 
     The file appears under its name when the context ends without an error; until then it is written aside.
 
-    Raises
-    ------
-    DataError
-        The file cannot be written.
+    Raises DataError: the file cannot be written.
     """
     header = ",".join(answer_columns(levels)) + "\n"
     if path is None:

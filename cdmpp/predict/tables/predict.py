@@ -19,44 +19,28 @@ from cdmpp.predict.tables.sources import SLICE_ROWS, TableRow, TableSlice, open_
 
 @dataclass(frozen=True)
 class TableTask:
-    """What to predict of a table, and how to encode the answers; can be sent to other processes.
-
-    Attributes
-    ----------
-    path : Path
-    options : TableOptions
-    levels : tuple of float
-        Quantile levels.
-    kind : {"csv", "parquet"}
-    """
+    """What to predict of a table, and how to encode the answers; can be sent to other processes."""
 
     path: Path
     options: TableOptions
+    #: Quantile levels.
     levels: tuple[float, ...] = DEFAULT_QUANTILES
     kind: Format = "csv"
 
 
 @dataclass(frozen=True)
 class AnsweredSlice:
-    """Encoded answers of a slice.
+    """Encoded answers of a slice."""
 
-    Attributes
-    ----------
-    body : str or pyarrow.Table
-        As :func:`cdmpp.predict.tables.answers.encode`.
-    rows, answers, failed : int
-        Rows of the table, answers (one per row and device), and answers with an error.
-    first_error : tuple of (int, ErrorInfo) or None
-        Row and error of the first failed answer.
-    read : float
-        Share of the table that is read, 0 to 1.
-    """
-
+    #: As :func:`cdmpp.predict.tables.answers.encode`.
     body: Any
+    #: Rows of the table, answers (one per row and device), and answers with an error.
     rows: int
     answers: int
     failed: int
+    #: Row and error of the first failed answer.
     first_error: tuple[int, ErrorInfo] | None
+    #: Share of the table that is read, 0 to 1.
     read: float
 
 
@@ -80,16 +64,9 @@ class TableSummary:
 class SlicePredictor:
     """Predicts slices of one table.
 
-    Parameters
-    ----------
-    task : TableTask
-    predictor : Predictor
-        A local model, or the client of a service.
-
-    Raises
-    ------
-    DataError
-        As :func:`cdmpp.predict.tables.sources.open_table` and :class:`cdmpp.predict.tables.rows.RowReader`.
+    ``predictor``: a local model, or the client of a service.
+    Raises DataError: as :func:`cdmpp.predict.tables.sources.open_table` and
+    :class:`cdmpp.predict.tables.rows.RowReader`.
     """
 
     def __init__(self, task: TableTask, predictor: Predictor) -> None:
@@ -100,10 +77,7 @@ class SlicePredictor:
     def __call__(self, part: TableSlice) -> AnsweredSlice:
         """Predict a slice.
 
-        Raises
-        ------
-        UnknownDeviceError
-            A device of the task is not known; one that a row names is an error of its row.
+        Raises UnknownDeviceError: a device of the task is not known; one that a row names is an error of its row.
         """
         return self.answer(part, self.read(part))
 
@@ -159,10 +133,7 @@ def write_answers(
 ) -> TableSummary:
     """Write answers to a file, or to the standard output where ``out`` is None.
 
-    Raises
-    ------
-    DataError
-        The file cannot be written. It is there only when every slice was answered.
+    Raises DataError: the file cannot be written. It is there only when every slice was answered.
     """
     format_of(out)
     summary = TableSummary()

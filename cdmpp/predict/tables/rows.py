@@ -33,17 +33,11 @@ _FURTHER_FIELDS = ("past_total",)
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Options that hold for every row.
+    """Options that hold for every row."""
 
-    Attributes
-    ----------
-    devices : tuple of DeviceSpec or str
-        Devices of every row; empty: the table has a column ``device``.
-    backend, protocol, framework, implementation
-        As in :class:`cdmpp.predict.prediction.Query`, where the row does not name its own.
-    """
-
+    #: Devices of every row; empty: the table has a column ``device``.
     devices: tuple[DeviceSpec | str, ...] = ()
+    #: As in :class:`cdmpp.predict.prediction.Query`, where the row does not name its own.
     backend: Backend | None = None
     protocol: MeasuringProtocol = DEFAULT_PROTOCOL
     framework: str | None = None
@@ -52,14 +46,9 @@ class TableOptions:
 
 @dataclass(frozen=True)
 class FailedRow:
-    """A row that is no query.
+    """A row that is no query."""
 
-    Attributes
-    ----------
-    name, device : str
-        As the table has them.
-    """
-
+    #: As the table has them.
     name: str
     device: str
     error: CdmppError
@@ -81,23 +70,10 @@ class FailedRow:
 class RowReader:
     """Makes queries of the rows of one table.
 
-    Parameters
-    ----------
-    columns : sequence of str
-        Columns of the table: ``program`` (an operator's text, or JSON: an operator's fields, ``{"tvm_json": text}``
-        or TVM JSON), or ``operator`` with its fields as further columns; optionally ``device``, ``backend``,
-        ``protocol``, ``framework`` and ``implementation``.
-    options : TableOptions
-
-    Attributes
-    ----------
-    used, unused : list of str
-        Columns that are read, and the others.
-
-    Raises
-    ------
-    DataError
-        The table names neither programs nor operators, or there is no device.
+    ``columns``: columns of the table: ``program`` (an operator's text, or JSON: an operator's fields, ``{"tvm_json":
+    text}`` or TVM JSON), or ``operator`` with its fields as further columns; optionally ``device``, ``backend``,
+    ``protocol``, ``framework`` and ``implementation``. ``used``, ``unused``: columns that are read, and the others.
+    Raises DataError: the table names neither programs nor operators, or there is no device.
     """
 
     def __init__(self, columns: Sequence[str], options: TableOptions) -> None:

@@ -21,51 +21,31 @@ FORMS = "a .txt file (one operator per line), .csv or .parquet"
 
 @dataclass(frozen=True)
 class TableSlice:
-    """Consecutive rows of a table.
+    """Consecutive rows of a table."""
 
-    Attributes
-    ----------
-    first : int
-        Number of the first row, from 1.
-    rows : int
-    offset : int
-        Byte of the file (text, CSV), or row of the row group (Parquet), where the slice starts.
-    group : int
-        Row group (Parquet).
-    read : float
-        Share of the table that is read after this slice, 0 to 1.
-    """
-
+    #: Number of the first row, from 1.
     first: int
     rows: int
+    #: Byte of the file (text, CSV), or row of the row group (Parquet), where the slice starts.
     offset: int
+    #: Row group (Parquet).
     group: int = 0
+    #: Share of the table that is read after this slice, 0 to 1.
     read: float = 1.0
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row.
+    """One row."""
 
-    Attributes
-    ----------
-    number : int
-        From 1: the line of a text file, else the row without the header.
-    cells : mapping of str to object, or CdmppError
-        Cells by column: texts from a CSV, Python values from Parquet.
-    """
-
+    #: From 1: the line of a text file, else the row without the header.
     number: int
+    #: Cells by column: texts from a CSV, Python values from Parquet.
     cells: Mapping[str, Any] | CdmppError
 
 
 class TableSource(Protocol):
-    """A file of rows.
-
-    Attributes
-    ----------
-    columns : sequence of str
-    """
+    """A file of rows."""
 
     columns: Sequence[str]
 
@@ -84,12 +64,8 @@ def is_table(path: str | Path) -> bool:
 def open_table(path: str | Path) -> TableSource:
     """Open a table by the extension of its name.
 
-    Raises
-    ------
-    DataError
-        The file is missing, empty or not of its extension's format, or its header repeats a column.
-    MissingDependencyError
-        A Parquet file, and pyarrow is not installed.
+    Raises DataError: the file is missing, empty or not of its extension's format, or its header repeats a column;
+    MissingDependencyError: a Parquet file, and pyarrow is not installed.
     """
     path = Path(path)
     kind = _SOURCES.get(path.suffix.lower())

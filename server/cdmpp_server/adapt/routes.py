@@ -16,8 +16,7 @@ from pydantic import Field
 from cdmpp.errors import CdmppError
 from cdmpp.model.artifact.load import ADAPTER, on_base, without_adapter
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp_server.adapt.schema import adapt_request_model
-from cdmpp_server.adapt.work import header_for, unpack
+from cdmpp_server.adapt.work import adapt_request_model, header_for, unpack
 from cdmpp_server.body import INLINE_BYTES, JSON, read_json_body
 from cdmpp_server.concurrency import Deadline, cancel_on_disconnect
 from cdmpp_server.fields import ProgramValue
@@ -93,10 +92,7 @@ async def adapt_model(
     The sandbox reads TIR texts first and refuses those that exceed its limits, and converts TVMScript to TVM JSON.
     An adapting process reads TVM JSON again, in plain Python. It is killed at the deadline.
 
-    Raises
-    ------
-    ProblemError
-        404 for an unknown device, 409 for records that cannot be used, 503 and 504 under load.
+    Raises ProblemError: 404 for an unknown device, 409 for records that cannot be used, 503 and 504 under load.
     """
     service = state.service
     sent = [(record["program"], record["backend"]) for record in records]

@@ -7,7 +7,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 import cdmpp.train.adaptation.adapt  # noqa: F401 - imported before the memory of the process is limited
 from cdmpp.data.records import Measurement
@@ -17,24 +19,56 @@ from cdmpp.model.artifact.folder import MANIFEST
 from cdmpp.model.artifact.load import ADAPTER, load_artifact, without_adapter
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.predict.predictor import LatencyPredictor, Query
+from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.frontends.load import program_from_request
+from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Protocol
 from cdmpp.train.adaptation.records import measurement
-from cdmpp_server.adapt.schema import adapt_request_model
+from cdmpp.train.adaptation.samplers import Sampler
+from cdmpp.train.evaluation.tables import BELIEVABLE_S
 from cdmpp_server.body import parse
-from cdmpp_server.fields import program_value
+from cdmpp_server.fields import Device, RegisteredProgram, program_value, with_max_items
 from cdmpp_server.problems import ProblemError
+from cdmpp_server.schema_base import RequestModel
 
 WorkerReply = tuple[dict[str, Any], bytes]
 
 
-class RecordError(Exception):
-    """A record that cannot be read.
+class Record(RequestModel):
+    """A program and its measured latency on the device."""
 
-    Attributes
-    ----------
-    position : int
-    error : CdmppError
-    """
+    program: RegisteredProgram
+    latency_s: Annotated[
+        float,
+        Field(ge=BELIEVABLE_S[0], le=BELIEVABLE_S[1], allow_inf_nan=False, description="Measured latency in seconds."),
+    ]
+    backend: Backend | None = None
+    protocol: Annotated[Protocol, Field(description="As in an item of /predict.")] = DEFAULT_PROTOCOL
+    framework: Framework | None = None
+
+
+class AdaptRequest(RequestModel):
+    """Measurements of one device."""
+
+    device: Device
+    records: Annotated[list[Record], Field(min_length=1, max_length=10_000)]
+    k: Annotated[
+        Annotated[int, Field(ge=1, le=100_000), WholeNumber] | None,
+        Field(
+            description="Number of records to use. They are chosen without their latencies, and the errors are "
+            "reported for the remaining records. Default: use all records."
+        ),
+    ] = None
+    sampler: Annotated[Sampler, Field(description="Method that chooses the k records.")] = "kmeans"
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1), WholeNumber] = 0
+
+
+def adapt_request_model(max_items: int) -> type[AdaptRequest]:
+    """:class:`AdaptRequest` with another limit on the number of records."""
+    return with_max_items(AdaptRequest, "records", max_items)
+
+
+class RecordError(Exception):
+    """A record that cannot be read."""
 
     def __init__(self, position: int, error: CdmppError) -> None:
         super().__init__(str(error))
@@ -50,10 +84,7 @@ class Bases:
     def get(self, folder: str, model_id: str) -> LatencyPredictor:
         """The base model of a folder.
 
-        Raises
-        ------
-        ArtifactError
-            The folder no longer holds this model.
+        Raises ArtifactError: the folder no longer holds this model.
         """
         if self._last is None or self._last.model_id != model_id:
             artifact = without_adapter(load_artifact(folder))
@@ -140,12 +171,7 @@ def _propose(base: LatencyPredictor, request: Mapping[str, Any]) -> WorkerReply:
 
 
 def measurements(records: list[dict[str, Any]]) -> list[Measurement]:
-    """Records as measurements without a device.
-
-    Raises
-    ------
-    RecordError
-    """
+    """Records as measurements without a device; raises RecordError."""
     rows = []
     for position, record in enumerate(records):
         try:
@@ -159,10 +185,7 @@ def measurements(records: list[dict[str, Any]]) -> list[Measurement]:
 def pack(answer: Mapping[str, Any], adapted: LatencyPredictor) -> WorkerReply:
     """Reply with an answer and the two files of an adapted model.
 
-    Raises
-    ------
-    ArtifactError
-        Only the collectives were adapted, and the service keeps adapters of the network alone.
+    Raises ArtifactError: only the collectives were adapted, and the service keeps adapters of the network alone.
     """
     if adapted.artifact.adapter is None:
         raise ArtifactError(

@@ -33,15 +33,8 @@ GRACE_S, CANCEL_S = 60.0, 5.0
 class Runner:
     """Executes jobs until it is stopped. Belongs to one event loop.
 
-    Parameters
-    ----------
-    jobs : JobStore
-    make : callable
-        Creates a planning process that is not started.
-    metrics : Metrics
-    handlers : mapping, optional
-        Kind of job to a coroutine function that executes it and returns its answer as JSON, instead of a planning
-        process.
+    ``make``: creates a planning process that is not started. ``handlers``: kind of job to a coroutine function that
+    executes it and returns its answer as JSON, instead of a planning process.
     """
 
     def __init__(

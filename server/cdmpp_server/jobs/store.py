@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from sqlalchemy import (
@@ -173,12 +173,7 @@ class JobStore:
         self._max_kept, self._keep_s = max_kept, keep_s
 
     def add(self, kind: str, request: bytes, prices: bytes, budget_s: float | None, sender: str = "") -> str:
-        """Store a job and return its id: 128 random bits, which nobody can guess.
-
-        Raises
-        ------
-        FullError, QuotaError
-        """
+        """Store a job and return its id: 128 random bits, which nobody can guess; raises FullError or QuotaError."""
         id = secrets.token_hex(16)
         row = {
             "id": id,
@@ -277,10 +272,7 @@ class JobStore:
     def beat(self, id: str, owner: str, changes: Mapping[str, Any]) -> bool:
         """Renew the lease of a job and store what has changed; False if ``owner`` has lost the job.
 
-        Parameters
-        ----------
-        changes : mapping
-            New values of the columns progress, best, bound and answer.
+        ``changes``: new values of the columns progress, best, bound and answer.
         """
         values = {**changes, "lease_until": now_s() + LEASE_S, "updated_at": now_s()}
         return self._set(and_(_owned(id, owner), jobs.c.state == "running"), values)
@@ -333,16 +325,8 @@ def _state(row: Row[Any]) -> JobState:
 
 def summary_fields(job: ListedJob) -> dict[str, Any]:
     """Fields of :class:`cdmpp_server.jobs.routes.JobSummary`."""
-    return {
-        "job_id": job.id,
-        "kind": job.kind,
-        "state": job.state,
-        "progress": job.progress,
-        "best": job.best,
-        "bound": job.bound,
-        "created_at": job.created_at,
-        "updated_at": job.updated_at,
-    }
+    shown = {field.name: getattr(job, field.name) for field in fields(ListedJob)}
+    return {"job_id": shown.pop("id"), **shown}
 
 
 def to_json(job: JobState) -> bytes:

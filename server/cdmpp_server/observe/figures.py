@@ -63,26 +63,17 @@ class Sums:
 
 @dataclass
 class Running:
-    """Running state of one model on one device.
+    """Running state of one model on one device."""
 
-    Attributes
-    ----------
-    ratios : Sums
-        Sums of all log ratios log(measured / predicted), clipped to :data:`RATIO_LIMIT`.
-    relative_error : float
-        Sum of |predicted / measured - 1|, of clipped ratios.
-    covered : int
-        Number of measurements inside their interval.
-    recent : array of float64, at most :data:`RECENT`
-        The last log ratios, newest last.
-    reference : Sums
-        Sums of the log ratios that left ``recent`` first.
-    """
-
+    #: Sums of all log ratios log(measured / predicted), clipped to :data:`RATIO_LIMIT`.
     ratios: Sums = field(default_factory=Sums)
+    #: Sum of |predicted / measured - 1|, of clipped ratios.
     relative_error: float = 0.0
+    #: Number of measurements inside their interval.
     covered: int = 0
+    #: The last log ratios, newest last (array of float64, at most :data:`RECENT`).
     recent: Floats = field(default_factory=lambda: np.empty(0))
+    #: Sums of the log ratios that left ``recent`` first.
     reference: Sums = field(default_factory=Sums)
 
     def add(self, measured_s: Floats, predicted_s: Floats, lower_s: Floats, upper_s: Floats) -> None:
@@ -119,30 +110,20 @@ class Running:
 
 @dataclass(frozen=True)
 class MeasuredErrors:
-    """Error of a model on a device, as fractions.
+    """Error of a model on a device, as fractions."""
 
-    Attributes
-    ----------
-    count : int
-        Number of observations.
-    mape : float
-        Mean of |predicted / measured - 1|, of ratios clipped to :data:`RATIO_LIMIT`.
-    bias, recent_bias : float
-        exp(mean log(measured / predicted)) - 1 of all and of the last 200 observations: 0.1 means that
-        measured latencies are 10 % longer than predicted.
-    coverage : float
-        Share of measurements inside their interval.
-    drift : float or None
-        Change of the recent mean log ratio against the reference, in standard errors; None while there
-        are too few observations.
-    drifting : bool
-        Whether the change is both significant and large.
-    """
-
+    #: Number of observations.
     count: int
+    #: Mean of |predicted / measured - 1|, of ratios clipped to :data:`RATIO_LIMIT`.
     mape: float
+    #: exp(mean log(measured / predicted)) - 1 of all and of the last 200 observations: 0.1 means that measured
+    #: latencies are 10 % longer than predicted.
     bias: float
+    #: Share of measurements inside their interval.
     coverage: float
     recent_bias: float
+    #: Change of the recent mean log ratio against the reference, in standard errors; None while there are too few
+    #: observations.
     drift: float | None
+    #: Whether the change is both significant and large.
     drifting: bool

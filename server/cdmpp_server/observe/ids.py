@@ -53,44 +53,31 @@ _CODE_OF_FRAMEWORK = {name: code for code, name in enumerate(_FRAMEWORKS)}
 
 @dataclass(frozen=True)
 class PredictedBefore:
-    """Content of a ``prediction_id``.
+    """Content of a ``prediction_id``."""
 
-    Attributes
-    ----------
-    program_hash : str
-        32 hexadecimal digits.
-    device, device_digest : str
-        Name, and hash of the figures (16 hexadecimal digits): two devices of one name differ here.
-    backend, protocol, framework
-        Options of the query; the framework is the one whose kernels were predicted, so it expresses the implementation.
-    model_id : str
-        Id of the model. A name that is too long for a token is cut and ends with a hash of the whole name.
-    latency_s, lower_s, upper_s : float
-        The prediction, in seconds.
-    receipt : str, optional
-        Identifies the result of a response, in 16 characters.
-    """
-
+    #: 32 hexadecimal digits.
     program_hash: str
+    #: Name, and hash of the figures (16 hexadecimal digits): two devices of one name differ here.
     device: str
     device_digest: str
+    #: Options of the query; the framework is the one whose kernels were predicted, so it expresses the implementation.
     backend: str
     protocol: str
     framework: str | None
+    #: Id of the model. A name that is too long for a token is cut and ends with a hash of the whole name.
     model_id: str
+    #: The prediction, in seconds.
     latency_s: float
     lower_s: float
     upper_s: float
+    #: Identifies the result of a response, in 16 characters.
     receipt: str | None = None
 
 
 class Signer:
     """Makes and reads tokens.
 
-    Parameters
-    ----------
-    key : bytes
-        Secret that all workers share.
+    ``key``: secret that all workers share.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -113,22 +100,9 @@ class Signer:
     def content(self, prediction: Prediction, device_digest: str) -> str:
         """Return the content of a token; equal predictions of one model have equal contents.
 
-        Parameters
-        ----------
-        prediction : Prediction
-            A prediction without an error.
-        device_digest : str
-            ``DeviceSpec.digest()`` of its device.
-
-        Returns
-        -------
-        str
-            Characters of ``A-Z a-z 0-9 _ -``; with a receipt before it at most :data:`MAX_ID`.
-
-        Raises
-        ------
-        ValueError
-            The prediction has an error.
+        ``device_digest``: ``DeviceSpec.digest()`` of the prediction's device. The content has the characters ``A-Z a-z
+        0-9 _ -``, with a receipt before it at most :data:`MAX_ID` of them.
+        Raises ValueError: the prediction has an error.
         """
         if prediction.program_hash is None or prediction.latency_s is None:
             raise ValueError("a prediction with an error has no id")
@@ -156,10 +130,7 @@ class Signer:
     def read(self, text: str) -> PredictedBefore:
         """Read a token.
 
-        Raises
-        ------
-        ValueError
-            This service did not make the token, or it was changed or is incomplete.
+        Raises ValueError: this service did not make the token, or it was changed or is incomplete.
         """
         if len(text) > MAX_ID:
             raise ValueError(f"a prediction_id has at most {MAX_ID} characters")

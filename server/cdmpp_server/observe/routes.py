@@ -325,15 +325,7 @@ async def _by_program(
     if not unpredicted:
         return
     items = [
-        {
-            "program": program_value(o.program),
-            "device": o.device,
-            "backend": o.backend,
-            "protocol": o.protocol,
-            "framework": o.framework,
-            "implementation": o.implementation,
-        }
-        for _, o in unpredicted
+        {**o.model_dump(exclude={"program", "latency_s"}), "program": program_value(o.program)} for _, o in unpredicted
     ]
     body = json.dumps({"items": items}).encode()
     # The items are already counted as observations.
@@ -436,7 +428,6 @@ def list_observations(
 
     Parameters
     ----------
-    store : ObservationStore
     device, digest : str
         Name, and hash of the figures; None: of every device with this name.
     model_id : str, optional
@@ -445,7 +436,6 @@ def list_observations(
         Only observations of this sender.
     before : str, optional
         Only observations that are older than the one with this id.
-    limit : int
     """
     query: Select[Any] = select(observations).where(observations.c.device == device)
     for column, value in (("device_digest", digest), ("model_id", model_id), ("sender", sender)):

@@ -51,42 +51,27 @@ _Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Observation:
-    """A measured latency and its prediction.
-
-    Attributes
-    ----------
-    predicted : PredictedBefore
-    latency_s : float
-        Measured, in seconds.
-    sender : str
-        Who reports it.
-    shared : bool
-        Whether the device and the model are the service's own: every sender's observations of them are counted in one
-        row, which belongs to no sender.
-    """
+    """A measured latency and its prediction."""
 
     predicted: PredictedBefore
+    #: Measured, in seconds.
     latency_s: float
+    #: Who reports it.
     sender: str = ""
+    #: Whether the device and the model are the service's own: every sender's observations of them are counted in one
+    #: row, which belongs to no sender.
     shared: bool = True
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Result of an observation.
+    """Result of an observation."""
 
-    Attributes
-    ----------
-    id : str
-        32 hexadecimal digits that sort by time. For a receipt that was observed before, the id of that observation.
-    latency_s : float
-        The stored measurement; it differs from the sent one if the receipt was observed before with another latency.
-    new : bool
-        Whether this observation was counted.
-    """
-
+    #: 32 hexadecimal digits that sort by time. For a receipt that was observed before, the id of that observation.
     id: str
+    #: The stored measurement; it differs from the sent one if the receipt was observed before with another latency.
     latency_s: float
+    #: Whether this observation was counted.
     new: bool
 
 
@@ -142,21 +127,12 @@ def _ids(count: int, now: float) -> list[str]:
 def _row(id: str, observation: Observation, now: float) -> dict[str, Any]:
     predicted = observation.predicted
     return {
+        **vars(predicted),
         "id": id,
-        "program_hash": predicted.program_hash,
-        "device": predicted.device,
-        "device_digest": predicted.device_digest,
-        "backend": predicted.backend,
-        "protocol": predicted.protocol,
-        "framework": predicted.framework,
-        "model_id": predicted.model_id,
         "predicted_s": predicted.latency_s,
-        "lower_s": predicted.lower_s,
-        "upper_s": predicted.upper_s,
         "latency_s": observation.latency_s,
         "received_at": now,
         "sender": observation.sender,
-        "receipt": predicted.receipt,
     }
 
 
@@ -436,12 +412,8 @@ MAX_ROWS = 20_000
 class Writer:
     """A thread that writes all waiting observations in one transaction.
 
-    Parameters
-    ----------
-    add : callable
-        :meth:`cdmpp_server.observe.store.ObservationStore.add`.
-    max_waiting : int
-        Maximum number of waiting observations; a larger call is accepted if nothing waits.
+    ``add``: :meth:`cdmpp_server.observe.store.ObservationStore.add`. ``max_waiting``: maximum number of waiting
+    observations; a larger call is accepted if nothing waits.
     """
 
     def __init__(self, add: Callable[[Sequence[Observation]], list[Stored]], max_waiting: int) -> None:
@@ -456,12 +428,8 @@ class Writer:
     async def write(self, observed: Sequence[Observation]) -> list[Stored]:
         """Store observations and return their results once they are on disk.
 
-        Raises
-        ------
-        ProblemError
-            503: too many observations wait.
-        StoreUnavailableError
-            The database cannot be written; none of the observations was stored.
+        Raises ProblemError: 503: too many observations wait; StoreUnavailableError: the database cannot be written;
+        none of the observations was stored.
         """
         future: Future[list[Stored]] = Future()
         with self._changed:

@@ -131,10 +131,7 @@ def connect(url: URL) -> Engine:
 
     Its transactions read; transactions of ``engine.execution_options(write=True)`` write.
 
-    Raises
-    ------
-    MissingDependencyError
-        PostgreSQL's driver is not installed.
+    Raises MissingDependencyError: PostgreSQL's driver is not installed.
     """
     if url.get_dialect().name == "postgresql":
         try:
@@ -197,15 +194,8 @@ _KEY_BYTES = 32
 def create(engine: Engine) -> bytes:
     """Create or upgrade the tables; several workers may call it at a time.
 
-    Returns
-    -------
-    bytes
-        The key that signs prediction ids; the first caller creates it.
-
-    Raises
-    ------
-    SchemaVersionError
-        The database was written by a later version of the service.
+    Returns the key that signs prediction ids; the first caller creates it.
+    Raises SchemaVersionError: the database was written by a later version of the service.
     """
     if engine.dialect.name == "sqlite":
         Path(engine.url.database or "").parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -269,12 +259,7 @@ class AsUnavailable:
     The log gets the original message of the first failure, at most one more line per :data:`SAY_AGAIN_S` with the
     number of failures, and one line when calls succeed again.
 
-    Parameters
-    ----------
-    verb : str
-        What the calls do: "read" or "written".
-    clock : callable
-        Returns monotonic seconds.
+    ``verb``: what the calls do: "read" or "written". ``clock``: returns monotonic seconds.
     """
 
     def __init__(self, verb: str, clock: Callable[[], float] = time.monotonic) -> None:

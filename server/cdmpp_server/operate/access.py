@@ -48,11 +48,8 @@ def hash_key(key: str) -> str:
 class Keys:
     """The accepted keys.
 
-    Parameters
-    ----------
-    users, administrators : mapping of str to str
-        Mapping of name to hash. An administrator's key is also accepted as a user's key. Without users' keys,
-        requests need no key.
+    ``users``, ``administrators``: mapping of name to hash. An administrator's key is also accepted as a user's key.
+    Without users' keys, requests need no key.
     """
 
     def __init__(self, users: Mapping[str, str], administrators: Mapping[str, str]) -> None:
@@ -106,19 +103,11 @@ class _Bucket:
 class Rates:
     """Token buckets for requests and items, one pair per sender.
 
-    Parameters
-    ----------
-    requests_per_s, items_per_s : float, optional
-        Rates; None: no limit. A burst may use the rate of one second (at least one request).
-    most : int
-        Maximum number of senders in memory; the least recently active one is removed first.
-    clock : callable
-        Returns monotonic seconds.
+    The number of items is known only after the request was read. It is charged then, before the work. One request may
+    make the balance negative; further requests are then refused until it is positive again.
 
-    Notes
-    -----
-    The number of items is known only after the request was read. It is charged then, before the work. One
-    request may make the balance negative; further requests are then refused until it is positive again.
+    ``requests_per_s``, ``items_per_s``: rates; None: no limit. A burst may use the rate of one second (at least one
+    request). ``most``: maximum number of senders in memory; the least recently active one is removed first.
     """
 
     def __init__(
@@ -142,10 +131,7 @@ class Rates:
     def take(self, sender: str) -> None:
         """Charge one request.
 
-        Raises
-        ------
-        ProblemError
-            429 with the seconds to wait, if a rate is exceeded.
+        Raises ProblemError: 429 with the seconds to wait, if a rate is exceeded.
         """
         bucket = self._bucket(sender)
         wait_s = 0.0
@@ -215,13 +201,9 @@ _EVERYWHERE = ("", "0.0.0.0", "::")
 class Hosts:
     """The accepted names.
 
-    Parameters
-    ----------
-    allowed : sequence of str, optional
-        Names without port; ``*.example.com`` is every name below, ``*`` every name. Default: the names of the
-        loopback address, and ``bound``; if that is every address, all addresses and the name of this machine.
-    bound : str
-        The address on which the service listens.
+    ``allowed``: names without port; ``*.example.com`` is every name below, ``*`` every name. Default: the names of the
+    loopback address, and ``bound``; if that is every address, all addresses and the name of this machine. ``bound``:
+    the address on which the service listens.
     """
 
     def __init__(self, allowed: Sequence[str] | None, bound: str) -> None:
@@ -236,10 +218,7 @@ class Hosts:
     def check(self, scope: Scope) -> None:
         """Check the Host header of a request.
 
-        Raises
-        ------
-        ProblemError
-            421: it is none of the accepted names, is repeated, or is absent.
+        Raises ProblemError: 421: it is none of the accepted names, is repeated, or is absent.
         """
         if self._every:
             return

@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter as Count
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import (
@@ -48,76 +49,45 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # it carries no annotations
         # One registry per application: a process may hold several, as the tests do.
         self.registry = registry = CollectorRegistry()
-        self._request_seconds = Histogram(
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        live_sum = partial(gauge, multiprocess_mode="livesum")
+        self._request_seconds = histogram(
             "cdmpp_request_seconds",
             "Seconds from a request's header to the end of its response.",
             ["method", "route", "status"],
-            registry=registry,
             buckets=_SECONDS,
         )
         # Cached by labels: the library's look-up takes a lock.
         self._request_children: dict[tuple[str, str, int], Histogram] = {}
-        self._in_flight = Gauge(
-            "cdmpp_requests_in_flight", "Requests in progress.", registry=registry, multiprocess_mode="livesum"
-        )
-        self._refusals = Counter(
-            "cdmpp_refusals", "Requests refused with a problem, by its code.", ["code"], registry=registry
-        )
-        self._connections = Gauge(
-            "cdmpp_connections", "Open connections.", registry=registry, multiprocess_mode="livesum"
-        )
-        self._refused_connections = Counter(
+        self._in_flight = live_sum("cdmpp_requests_in_flight", "Requests in progress.")
+        self._refusals = counter("cdmpp_refusals", "Requests refused with a problem, by its code.", ["code"])
+        self._connections = live_sum("cdmpp_connections", "Open connections.")
+        self._refused_connections = counter(
             "cdmpp_connections_refused",
             "Connections refused because of their number, of descriptors, or of the bytes or time of a header.",
             ["reason"],
-            registry=registry,
         )
         self._refused_connections_seen: dict[str, int] = {}
-        self._items = Counter("cdmpp_items", "Predicted items by domain.", ["domain"], registry=registry)
-        self._out_of_domain = Counter(
-            "cdmpp_out_of_domain_items",
-            "Predicted items outside the model's domain, by device.",
-            ["device"],
-            registry=registry,
-        )
-        self._item_errors = Counter(
-            "cdmpp_item_errors", "Items with an error, by its code.", ["code"], registry=registry
-        )
-        self._batch_rows = Histogram("cdmpp_batch_rows", "Rows in a batch.", registry=registry, buckets=_ROWS)
-        self._batch_seconds = Histogram(
-            "cdmpp_batch_seconds", "Seconds to compute a batch.", registry=registry, buckets=_SECONDS
-        )
-        self._queue_rows = Gauge(
-            "cdmpp_queue_rows", "Rows that wait for a batch.", registry=registry, multiprocess_mode="livesum"
-        )
-        self._hits = Counter("cdmpp_cache_hits", "Cache hits.", ["cache"], registry=registry)
-        self._misses = Counter("cdmpp_cache_misses", "Cache misses.", ["cache"], registry=registry)
-        self._model = Gauge(
-            "cdmpp_model_info",
-            "1 for the loaded model.",
-            ["model_id", "version"],
-            registry=registry,
-            multiprocess_mode="livemax",
-        )
-        self._observations = Counter("cdmpp_observations", "Measured latencies that were stored.", registry=registry)
-        self._store_up = Gauge(
-            "cdmpp_store_up", "1 while the database is available.", registry=registry, multiprocess_mode="livemin"
-        )
-        self._sandbox_queue = Gauge(
-            "cdmpp_sandbox_queue",
-            "Groups of programs that wait for a reading worker.",
-            registry=registry,
-            multiprocess_mode="livesum",
-        )
-        self._sandbox_restarts = Counter(
-            "cdmpp_sandbox_restarts", "Reading workers that were replaced.", registry=registry
-        )
-        self._plans = Counter(
-            "cdmpp_plans", "Requests for plans, by kind and outcome.", ["kind", "outcome"], registry=registry
-        )
-        self._jobs = Counter(
-            "cdmpp_jobs", "Jobs submitted to and finished by this service, by state.", ["state"], registry=registry
-        )
+        self._items = counter("cdmpp_items", "Predicted items by domain.", ["domain"])
+        out_of_domain = "Predicted items outside the model's domain, by device."
+        self._out_of_domain = counter("cdmpp_out_of_domain_items", out_of_domain, ["device"])
+        self._item_errors = counter("cdmpp_item_errors", "Items with an error, by its code.", ["code"])
+        self._batch_rows = histogram("cdmpp_batch_rows", "Rows in a batch.", buckets=_ROWS)
+        self._batch_seconds = histogram("cdmpp_batch_seconds", "Seconds to compute a batch.", buckets=_SECONDS)
+        self._queue_rows = live_sum("cdmpp_queue_rows", "Rows that wait for a batch.")
+        self._hits = counter("cdmpp_cache_hits", "Cache hits.", ["cache"])
+        self._misses = counter("cdmpp_cache_misses", "Cache misses.", ["cache"])
+        labels = ["model_id", "version"]
+        self._model = gauge("cdmpp_model_info", "1 for the loaded model.", labels, multiprocess_mode="livemax")
+        self._observations = counter("cdmpp_observations", "Measured latencies that were stored.")
+        available = "1 while the database is available."
+        self._store_up = gauge("cdmpp_store_up", available, multiprocess_mode="livemin")
+        self._sandbox_queue = live_sum("cdmpp_sandbox_queue", "Groups of programs that wait for a reading worker.")
+        self._sandbox_restarts = counter("cdmpp_sandbox_restarts", "Reading workers that were replaced.")
+        self._plans = counter("cdmpp_plans", "Requests for plans, by kind and outcome.", ["kind", "outcome"])
+        finished = "Jobs submitted to and finished by this service, by state."
+        self._jobs = counter("cdmpp_jobs", finished, ["state"])
         self._sandbox_restarts_seen = 0
         self._model_id: str | None = None
         self._devices = frozenset(spec.name for spec in known())

@@ -67,14 +67,7 @@ def require_administrator(request: Request) -> None:
 
 
 class RequestMiddleware:
-    """Adds id, key check, rate limit, log line and metrics to every request.
-
-    Parameters
-    ----------
-    app : ASGI application
-    settings : Settings
-    metrics : Metrics
-    """
+    """Adds id, key check, rate limit, log line and metrics to every request."""
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics

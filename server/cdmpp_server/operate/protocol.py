@@ -67,10 +67,7 @@ class OpenConnection(Protocol):
 class Connections:
     """The connections of this process and their limits.
 
-    Parameters
-    ----------
-    clock : callable
-        Returns monotonic seconds.
+    ``clock``: returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

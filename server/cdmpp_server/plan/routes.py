@@ -34,8 +34,7 @@ from cdmpp_server.predict.service import PredictionService, bugs_hidden
 from cdmpp_server.problems import ProblemError, SchemaViolation
 from cdmpp_server.processes import PLANNING, Processes, planning
 from cdmpp_server.queries import encode_prices
-from cdmpp_server.schema_base import AnswerModel
-from cdmpp_server.schema_errors import violations
+from cdmpp_server.schema_base import AnswerModel, violations
 from cdmpp_server.settings import Settings
 
 _PROGRAM: TypeAdapter[Any] = TypeAdapter(Program)
@@ -47,12 +46,7 @@ async def price(
 ) -> bytes:
     """Prices as JSON, for the programs that :func:`cdmpp_server.plan.work.read` lists.
 
-    Raises
-    ------
-    FieldError
-        A program or device cannot be read, or has no prediction.
-    ProblemError
-        503, 504.
+    Raises FieldError: a program or device cannot be read, or has no prediction; ProblemError: 503, 504.
     """
     listed = await service.do(len(text) <= 2**16, lambda: json.loads(text), deadline)
     requests = [PriceRequest(**fields) for fields in listed["programs"]]

@@ -24,7 +24,7 @@ from cdmpp.predict.requests.request import Answer, Plan, Request
 from cdmpp_server.plan_limits import LOCAL_HINT, too_large
 from cdmpp_server.problems import ProblemError, SchemaViolation
 from cdmpp_server.queries import decode_prices
-from cdmpp_server.schema_errors import violations
+from cdmpp_server.schema_base import violations
 
 WorkerReply = tuple[dict[str, Any], bytes]
 #: Receives progress, and from time to time the best plan so far as JSON.
@@ -41,10 +41,7 @@ _CONTRADICTIONS = ("value_error", "assertion_error")
 class PlanReader:
     """Validates requests; keeps the last one, which is usually solved next.
 
-    Parameters
-    ----------
-    limits : mapping of str to float
-        Largest sizes of requests by their names (:mod:`cdmpp_server.plan_limits`).
+    ``limits``: largest sizes of requests by their names (:mod:`cdmpp_server.plan_limits`).
     """
 
     def __init__(self, limits: Mapping[str, float]) -> None:
@@ -54,12 +51,7 @@ class PlanReader:
     def read(self, kind: str, body: bytes) -> Request[Any]:
         """The validated request of a body.
 
-        Raises
-        ------
-        ProblemError
-            400, 409 or 422.
-        CdmppError
-            Sizes cannot be determined because the request is wrong.
+        Raises ProblemError: 400, 409 or 422; CdmppError: sizes cannot be determined because the request is wrong.
         """
         key = hashlib.sha256(kind.encode() + b"\0" + body).digest()
         if self._last is not None and self._last[0] == key:
@@ -90,11 +82,8 @@ class PlanReader:
 def read(reader: PlanReader, kind: str, body: bytes) -> WorkerReply:
     """List the programs to price, each once.
 
-    Returns
-    -------
-    header, payload
-        ``budget_s`` and ``programs`` (their number). The payload is ``{"programs": [...], "positions": [...]}``: for
-        each program of the request its position in the list.
+    Returns ``budget_s`` and ``programs`` (their number), and the payload ``{"programs": [...], "positions": [...]}``:
+    for each program of the request its position in the list.
     """
     request = reader.read(kind, body)
     unique: dict[str, int] = {}
@@ -120,14 +109,8 @@ def solve(
 ) -> WorkerReply:
     """Solve a request; the payload is the plan as JSON.
 
-    Parameters
-    ----------
-    prices : bytes
-        JSON of :func:`cdmpp_server.queries.encode_prices`; empty where there are no programs to price.
-    on_start : callable
-        Receives the search control before the search starts.
-    send : callable, optional
-        Receives progress.
+    ``prices``: JSON of :func:`cdmpp_server.queries.encode_prices`; empty where there are no programs to price.
+    ``on_start``: receives the search control before the search starts. ``send``: receives progress.
     """
     request = reader.read(kind, body)
     predictions = decode_prices(prices) if prices else []

@@ -36,11 +36,8 @@ class Rate:
     The estimate follows a slower second at once and a faster one slowly, because an admission that counts on too high
     a rate cannot be taken back.
 
-    Parameters
-    ----------
-    full_rows : float
-        Batches from this size on are measured. A smaller batch counts only until the first of them, with its fixed
-        cost taken off.
+    ``full_rows``: batches from this size on are measured. A smaller batch counts only until the first of them, with its
+    fixed cost taken off.
     """
 
     def __init__(self, full_rows: float) -> None:
@@ -133,15 +130,9 @@ class Senders:
     def retry_after_s(self, sender: str, wait_s: float, work_s: float, now: float) -> float:
         """Seconds after which a refused request should be sent again.
 
-        Parameters
-        ----------
-        sender : str
-        wait_s : float
-            Seconds until there is room for it.
-        work_s : float
-            Seconds that it takes. The next refused request of this sender gets a Retry-After that is longer by this:
-            otherwise all would be sent again at once, and most be refused again.
-        now : float
+        ``wait_s``: seconds until there is room for it. ``work_s``: seconds that it takes. The next refused request of
+        this sender gets a Retry-After that is longer by this: otherwise all would be sent again at once, and most be
+        refused again.
         """
         history = self._history(sender)
         at = min(max(history.promised, now + wait_s), now + MAX_RETRY_AFTER_S)
@@ -173,10 +164,7 @@ CACHED_WORK = 1 / 32
 class RefusedError(Exception):
     """A request that would miss its deadline, or make another one miss it.
 
-    Parameters
-    ----------
-    retry_after_s : float
-        Seconds after which there is probably room for it.
+    ``retry_after_s``: seconds after which there is probably room for it.
     """
 
     def __init__(self, retry_after_s: float) -> None:
@@ -202,14 +190,8 @@ class Batch:
 class AdmissionQueue:
     """Waiting requests: admission and order.
 
-    Parameters
-    ----------
-    max_batch_rows : int
-        Maximum rows of a batch.
-    max_queued_rows : int
-        Maximum waiting rows. With nothing waiting, a request of any size is admitted.
-    threads : int
-        Batches that are computed at the same time.
+    ``max_queued_rows``: maximum waiting rows; with nothing waiting, a request of any size is admitted. ``threads``:
+    batches that are computed at the same time.
     """
 
     def __init__(self, max_batch_rows: int, max_queued_rows: int, threads: int = 1) -> None:
@@ -235,12 +217,7 @@ class AdmissionQueue:
 
     # -- admission --------------------------------------------------------------------------------------
     def admit(self, sender: str, rows: int, work: float, until: float, now: float) -> Ticket:
-        """Add a request, which may still have to be read.
-
-        Raises
-        ------
-        RefusedError
-        """
+        """Add a request, which may still have to be read; raises RefusedError."""
         wait_s = self._wait_s(sender, rows, work, until - now, now)
         if wait_s > 0:
             raise self._refused(sender, rows, work, wait_s, now)
@@ -251,9 +228,7 @@ class AdmissionQueue:
     def check_unread(self, sender: str, body_bytes: int, left_s: float, now: float) -> None:
         """Refuse a request by the length of its body, if earlier bodies of its sender show that it would be refused.
 
-        Raises
-        ------
-        RefusedError
+        Raises RefusedError.
         """
         work = self._senders.least_work(sender, body_bytes)
         wait_s = self._wait_s(sender, int(work), work, left_s, now) if work >= 1 else 0.0

@@ -188,17 +188,9 @@ class Batcher:
     def admitted(self, rows: int, work: float, deadline: Deadline) -> Iterator[Ticket]:
         """Give a request its place in the queue while it is read; pass the place to :meth:`ask`.
 
-        Parameters
-        ----------
-        rows : int
-        work : float
-            Cost of the rows, in rows of a new operator.
-        deadline : Deadline
-
-        Raises
-        ------
-        ProblemError
-            503 if it would miss its deadline or delay others beyond theirs; 504 if its deadline has passed.
+        ``work``: cost of the rows, in rows of a new operator.
+        Raises ProblemError: 503 if it would miss its deadline or delay others beyond theirs; 504 if its deadline has
+        passed.
         """
         if deadline.left_s() <= 0:
             raise deadline.exceeded()
@@ -229,11 +221,8 @@ class Batcher:
         It is called also if the request misses its deadline later, so that a repeated request can continue.
         ``place`` is a ticket of :meth:`admitted` and the work of the queries; without it the request is admitted here.
 
-        Raises
-        ------
-        ProblemError
-            503 at once if the request is not admitted, 504 at the deadline. Then, and when the caller is cancelled,
-            rows that are not in a batch yet are not computed.
+        Raises ProblemError: 503 at once if the request is not admitted, 504 at the deadline. Then, and when the caller
+        is cancelled, rows that are not in a batch yet are not computed.
         """
         if not queries:
             return []
@@ -261,12 +250,7 @@ class Batcher:
     ) -> FeatureAnswers:
         """Predictions of rows as arrays, at least one row.
 
-        Raises
-        ------
-        ProblemError
-            503, 504.
-        CdmppError
-            A row cannot be predicted.
+        Raises ProblemError: 503, 504; CdmppError: a row cannot be predicted.
         """
 
         def compute(parts: list[Part]) -> list[FeatureAnswers]:

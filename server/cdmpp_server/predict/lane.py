@@ -16,29 +16,19 @@ _TURN_ROWS = 16
 
 @dataclass(eq=False)
 class Ticket:
-    """Place of a request in the queue, from its admission until its last row is taken.
+    """Place of a request in the queue, from its admission until its last row is taken."""
 
-    Attributes
-    ----------
-    sender : str
-        Key or address.
-    rows : int
-        Rows that no batch has taken.
-    work : float
-        Cost of these rows, in rows of a new operator.
-    until : float
-        Deadline.
-    small : bool
-        Whether it waits in the lane of small requests.
-    owner : object, optional
-        What waits; None while the request is still being read, when no batch can take its rows.
-    """
-
+    #: Key or address.
     sender: str
+    #: Rows that no batch has taken.
     rows: int
+    #: Cost of these rows, in rows of a new operator.
     work: float
+    #: Deadline.
     until: float
+    #: Whether it waits in the lane of small requests.
     small: bool = False
+    #: What waits; None while the request is still being read, when no batch can take its rows.
     owner: Any = None
 
     def take(self, rows: int) -> float:

@@ -21,11 +21,7 @@ class ObservedPrograms:
     A ``prediction_id`` contains only a hash. The program behind it is known to the worker that predicted it, while it
     is cached there, and to every worker if it is stored. Safe between threads.
 
-    Parameters
-    ----------
-    store : ObservationStore
-    programs : Programs
-        Programs that this worker has cached.
+    ``programs``: programs that this worker has cached.
     """
 
     def __init__(self, store: ObservationStore, programs: Programs) -> None:

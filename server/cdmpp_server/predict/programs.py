@@ -45,17 +45,10 @@ def exact_key(sent: Any) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class ResolvedProgram:
-    """A program that can be predicted, with its hash and name, which are computed once.
-
-    Attributes
-    ----------
-    program : TensorProgram (an operator) or EncodedProgram (TIR)
-    hash : str
-        Structural hash.
-    backend, name : str
-    """
+    """A program that can be predicted, with its hash and name, which are computed once."""
 
     program: TensorProgram | EncodedProgram
+    #: Structural hash.
     hash: str
     backend: str
     name: str
@@ -85,10 +78,6 @@ class Programs:
 
     Checking an operator and reading TIR cost far more than a look-up here. Errors are not cached: they are cheap,
     and TVM may be installed later.
-
-    Parameters
-    ----------
-    max_bytes : int
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -134,12 +123,7 @@ class ResolvedDevice:
 
 
 class Devices:
-    """Looks up devices of requests. Safe to share between threads.
-
-    Parameters
-    ----------
-    max_bytes : int
-    """
+    """Looks up devices of requests. Safe to share between threads."""
 
     def __init__(self, max_bytes: int = 2**23) -> None:
         self._cache: Lru[ResolvedDevice] = Lru(max_bytes)
@@ -151,10 +135,7 @@ class Devices:
     def find(self, sent: str | dict[str, Any], artifact: Artifact) -> ResolvedDevice:
         """The device of this name or with these figures.
 
-        Raises
-        ------
-        UnknownDeviceError, InvalidDeviceError
-            Errors are not cached.
+        Raises UnknownDeviceError, InvalidDeviceError: errors are not cached.
         """
         known = self.known(sent, artifact)
         if known is None:

@@ -20,13 +20,12 @@ from cdmpp.programs.query_options import DEFAULT_PROTOCOL
 from cdmpp_server.body import check, parse_json
 from cdmpp_server.fields import program_value
 from cdmpp_server.predict.admission import CACHED_WORK
-from cdmpp_server.predict.answers import AnswerCache
 from cdmpp_server.predict.programs import Devices, Programs, ResolvedDevice, ResolvedProgram, exact_key
-from cdmpp_server.predict.render import RenderedAnswer
+from cdmpp_server.predict.render import AnswerCache, RenderedAnswer
 from cdmpp_server.predict.schema import MAX_ID, Envelope, Item, envelope_model
 from cdmpp_server.predict.strict import check_item, refusal
 from cdmpp_server.problems import ProblemError, SchemaViolation
-from cdmpp_server.schema_errors import violations
+from cdmpp_server.schema_base import violations
 from cdmpp_server.settings import Settings
 
 #: Codes by field; a fault of any other field has the code that it has in Python.
@@ -43,12 +42,7 @@ def sent_id(raw: Any) -> str | None:
 def item_error(error: ValidationError, raw: Any) -> ErrorInfo:
     """The error of an item that violates the schema.
 
-    Parameters
-    ----------
-    error : ValidationError
-        The violations.
-    raw : JSON value
-        The item.
+    ``error``: the violations. ``raw``: the item.
     """
     line, places = violations(error, raw)
     field = places[0][0]
@@ -152,11 +146,7 @@ class Reading:
 class Reader:
     """Parses requests and finds what is cached for them.
 
-    Parameters
-    ----------
-    settings : Settings
-    programs, devices, answers
-        Caches of earlier requests.
+    ``programs``, ``devices``, ``answers``: caches of earlier requests.
     """
 
     def __init__(self, settings: Settings, programs: Programs, devices: Devices, answers: AnswerCache) -> None:
@@ -166,10 +156,7 @@ class Reader:
     def parse(self, body: bytes | bytearray) -> Envelope:
         """The request; its items are not validated yet.
 
-        Raises
-        ------
-        ProblemError
-            400 or 422.
+        Raises ProblemError: 400 or 422.
         """
         return check(self._envelope_model, parse_json(body))
 
@@ -200,10 +187,7 @@ class Reader:
     def read(self, envelope: Envelope, reading: Reading, positions: Sequence[int]) -> None:
         """Find programs and devices of these items, which have no cached answer.
 
-        Raises
-        ------
-        ProblemError
-            With strict: the status of the first error.
+        Raises ProblemError: with strict: the status of the first error.
         """
         for position in positions:
             raw = envelope.items[position]

@@ -1,4 +1,4 @@
-"""JSON of results. A prediction is rendered once; the item's id and a receipt are added per request."""
+"""JSON of results, and its cache. A prediction is rendered once; the item's id and a receipt are added per request."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
 from cdmpp.predict.prediction import ErrorInfo, Prediction
+from cdmpp.predict.predictor import RowKey
+from cdmpp.utils.lru import Lru
 from cdmpp_server.observe.ids import Signer
 
 #: JSON without spaces; raises ValueError for a figure that is not finite.
@@ -14,37 +16,21 @@ encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 class RenderedAnswer(NamedTuple):
-    """A rendered prediction.
+    """A rendered prediction."""
 
-    Attributes
-    ----------
-    text : str
-        The JSON object of a result after its id and, if it is signed, after the receipt in its ``prediction_id``.
-    kind : (str, str)
-        Device and domain, for statistics.
-    signed : bool
-        Whether the text begins with the content of a ``prediction_id``; only such answers are cached.
-    """
-
+    #: The JSON object of a result after its id and, if it is signed, after the receipt in its ``prediction_id``.
     text: str
+    #: Device and domain, for statistics.
     kind: tuple[str, str]
+    #: Whether the text begins with the content of a ``prediction_id``; only such answers are cached.
     signed: bool
 
 
 def answer_of(prediction: Prediction, device_digest: str, signer: Signer | None) -> RenderedAnswer:
     """The rendered form of a prediction without an error.
 
-    Parameters
-    ----------
-    prediction : Prediction
-    device_digest : str
-    signer : Signer, optional
-        None while the database has not been opened: results then have no ``prediction_id``.
-
-    Raises
-    ------
-    ValueError
-        A figure is not finite: NaN and infinity are not valid JSON.
+    ``signer``: None while the database has not been opened: results then have no ``prediction_id``.
+    Raises ValueError: a figure is not finite: NaN and infinity are not valid JSON.
     """
     text = encode(prediction.to_dict())[1:]
     kind = (prediction.device, prediction.domain or "out")
@@ -78,3 +64,26 @@ def error_fields(error: ErrorInfo) -> dict[str, Any]:
 def response(model_id: str, results: list[str]) -> bytes:
     """The body of a response of ``/predict``."""
     return f'{{"model_id":{encode_basestring_ascii(model_id)},"results":[{",".join(results)}]}}'.encode()
+
+
+#: Memory of a rendered answer and its key besides its text, approximately.
+_ANSWER_BYTES = 600
+#: Share of the memory for predictions that the predictor's own rows get; the rest is for rendered answers.
+ROWS_SHARE = 0.35
+Levels = tuple[float, ...]
+
+
+class AnswerCache:
+    """Rendered answers of all models of a service, by query, program name and quantile levels."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._answers: Lru[RenderedAnswer] = Lru(max_bytes)
+
+    def get(self, key: RowKey, name: str, levels: Levels) -> RenderedAnswer | None:
+        """The answer of a query on a program of this name at these levels, if it is cached."""
+        return self._answers.get((*key, name, levels))
+
+    def put(self, key: RowKey, name: str, levels: Levels, answer: RenderedAnswer) -> None:
+        """Cache an answer."""
+        entry: tuple[Any, ...] = (*key, name, levels)
+        self._answers.put(entry, answer, len(answer.text) + _ANSWER_BYTES)

@@ -52,10 +52,7 @@ class ProgramResolver:
     ) -> list[ResolvedProgram | CdmppError]:
         """Return a program or an error for each sent form, in order.
 
-        Raises
-        ------
-        ProblemError
-            503, 504.
+        Raises ProblemError: 503, 504.
         """
         keyed, cached = await self._threads.run_unless(len(sent) <= _INLINE_ITEMS, partial(self._read, sent), deadline)
         missing = {

@@ -12,15 +12,15 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, FastAPI, Request, Response
 
 from cdmpp.errors import CdmppError
+from cdmpp.predict.bulk import MEDIA_TYPE
 from cdmpp.utils.lru import Lru
 from cdmpp_server.body import JSON, declared_bytes, read_body, read_json_body
 from cdmpp_server.concurrency import Deadline, cancel_on_disconnect, infrequent_gc
 from cdmpp_server.models import Models, fingerprint, load_model
 from cdmpp_server.operate.middleware import count_items
-from cdmpp_server.predict.answers import ROWS_SHARE
 from cdmpp_server.predict.batcher import Batcher
-from cdmpp_server.predict.binary import MEDIA_TYPE, predict_features
 from cdmpp_server.predict.observed_programs import ObservedPrograms
+from cdmpp_server.predict.render import ROWS_SHARE
 from cdmpp_server.predict.service import PredictionService, check_golden
 from cdmpp_server.proposals import ProposalStore, with_taken
 from cdmpp_server.settings import Settings
@@ -71,11 +71,8 @@ async def predict(request: Request) -> Response:
         state.batcher.check_unread(declared_bytes(request), Deadline.of(request, state.settings))
     media, body = await read_body(request, state.settings, {JSON, MEDIA_TYPE})
     deadline, on_items = Deadline.of(request, state.settings), partial(count_items, request)
-    if media == MEDIA_TYPE:
-        max_items = state.settings.max_items
-        work = predict_features(body, state.service, state.metrics, deadline, max_items, on_items)
-    else:
-        work = state.service.predict(body, deadline, on_items)
+    answer = state.service.predict_features if media == MEDIA_TYPE else state.service.predict
+    work = answer(body, deadline, on_items)
     return Response(await cancel_on_disconnect(request, work), media_type=media)
 
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 from anyio.to_thread import run_sync
 
 from cdmpp.errors import CdmppError
+from cdmpp.predict.bulk import FeatureQueries
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, ErrorInfo, Prediction, Query
 from cdmpp.predict.predictor import LatencyPredictor, RowKey
 from cdmpp.programs.program import TensorProgram
@@ -25,15 +26,24 @@ from cdmpp_server.observe.ids import Signer
 from cdmpp_server.observe.store import ObservationStore
 from cdmpp_server.observe.tables import StoreUnavailableError
 from cdmpp_server.operate.metrics import Metrics
-from cdmpp_server.predict.answers import ROWS_SHARE, AnswerCache
 from cdmpp_server.predict.batcher import Batcher
 from cdmpp_server.predict.lane import Ticket
 from cdmpp_server.predict.programs import Devices, Programs, ResolvedProgram
 from cdmpp_server.predict.reading import OpenItem, Reader, Reading, work_of
-from cdmpp_server.predict.render import RenderedAnswer, answer_of, encode, error_fields, failure, response, result
+from cdmpp_server.predict.render import (
+    ROWS_SHARE,
+    AnswerCache,
+    RenderedAnswer,
+    answer_of,
+    encode,
+    error_fields,
+    failure,
+    response,
+    result,
+)
 from cdmpp_server.predict.resolver import ProgramResolver, stored_form
 from cdmpp_server.predict.schema import register_request_model
-from cdmpp_server.problems import ProblemError, internal_error
+from cdmpp_server.problems import ProblemError, SchemaViolation, internal_error
 from cdmpp_server.sandbox.sandbox import Sandbox
 from cdmpp_server.settings import Settings
 
@@ -50,8 +60,6 @@ class PredictionService:
 
     Parameters
     ----------
-    models : Models
-    settings : Settings
     batcher : Batcher
         Computes predictions that are not cached.
     sandbox : Sandbox
@@ -95,11 +103,8 @@ class PredictionService:
     async def predict(self, body: bytes | bytearray, deadline: Deadline, on_items: Callable[[int], None]) -> bytes:
         """Response body of a request body; ``on_items`` is called with the number of items.
 
-        Raises
-        ------
-        ProblemError
-            400 or 422 for the envelope, 4xx for an item of a strict request, 503 or 504 under load, 500 for
-            a bug.
+        Raises ProblemError: 400 or 422 for the envelope, 4xx for an item of a strict request, 503 or 504 under load,
+        500 for a bug.
         """
         with bugs_hidden("/predict"):
             small = len(body) <= INLINE_BYTES
@@ -134,13 +139,38 @@ class PredictionService:
             # Not in the thread that reads bodies: a finished request must not wait for new ones.
             return _answer(reading, self.signer) if small else await run_sync(_answer, reading, self.signer)
 
+    async def predict_features(
+        self, body: bytes | bytearray, deadline: Deadline, on_items: Callable[[int], None]
+    ) -> bytes:
+        """The :class:`FeatureAnswers` body of a :class:`FeatureQueries` body: arrays, rows in the same order.
+
+        One faulty row refuses the whole request.
+
+        Raises ProblemError: 422 for an invalid body, 404 for an unknown model or device, 503 and 504 under load.
+        """
+        with bugs_hidden("/predict"):
+            try:
+                read = partial(FeatureQueries.from_bytes, body)
+                queries = await self.do(len(body) <= INLINE_BYTES, read, deadline)
+                if not 1 <= len(queries) <= self._max_items:
+                    hint = f"send 1 to {self._max_items} rows in a request"
+                    errors = [SchemaViolation(path="rows", message=hint)]
+                    raise ProblemError("invalid_request", f"{len(queries)} rows", hint, errors=errors)
+                on_items(len(queries))
+                self.batcher.learn(len(body), len(queries))
+                predictor = await self.model(queries.model)
+                answers = await self.batcher.ask_features(predictor, queries, deadline)
+            except CdmppError as error:
+                status = 404 if error.code == "unknown_device" else 422
+                raise ProblemError(error.code, error.message, error.hint, status=status) from None
+            names = [device if isinstance(device, str) else device.name for device in queries.devices]
+            self._metrics.items(zip((names[number] for number in queries.device.tolist()), answers.labels, strict=True))
+            return answers.to_bytes()
+
     async def register(self, body: bytes | bytearray, deadline: Deadline, on_items: Callable[[int], None]) -> bytes:
         """Register programs; every worker with the same store then accepts the returned hashes.
 
-        Raises
-        ------
-        ProblemError
-            400 or 422 for the body, 503 or 504 under load or without the store.
+        Raises ProblemError: 400 or 422 for the body, 503 or 504 under load or without the store.
         """
         with bugs_hidden("/programs"):
             model = register_request_model(self._max_items)

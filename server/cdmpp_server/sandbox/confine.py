@@ -27,22 +27,9 @@ _TCP_SINCE, _SCOPES_SINCE = 4, 6
 def confine_files(readable: Iterable[str]) -> bool:
     """Forbid every file access except reading beneath ``readable``; forbid TCP, and signals to other processes.
 
-    Call it before any thread is started: it applies to this thread and to the threads that it starts.
-
-    Parameters
-    ----------
-    readable : iterable of str
-        Folders; missing ones are skipped.
-
-    Returns
-    -------
-    bool
-        False if the system has no Landlock; nothing is restricted then.
-
-    Raises
-    ------
-    OSError
-        The system has Landlock and refuses the call.
+    Call it before any thread is started: it applies to this thread and to the threads that it starts. Folders that are
+    missing are skipped. Returns False if the system has no Landlock; nothing is restricted then.
+    Raises OSError: the system has Landlock and refuses the call.
     """
     if sys.platform != "linux":
         return False
@@ -128,18 +115,8 @@ def keep_to_code() -> bool:
 def confine(memory_bytes: int, max_open_files: int = MAX_OPEN_FILES, *, writes: bool = False) -> bool:
     """Limit memory and files of this process permanently.
 
-    Parameters
-    ----------
-    memory_bytes : int
-        Address space beyond what is mapped now, so that the libraries do not count.
-    max_open_files : int
-    writes : bool
-        Whether the process may write files.
-
-    Returns
-    -------
-    bool
-        Whether memory is limited; False if the size of the mapped memory is unknown.
+    ``memory_bytes``: address space beyond what is mapped now, so that the libraries do not count. ``writes``: whether
+    the process may write files. Returns whether memory is limited: False if the size of the mapped memory is unknown.
     """
     # No core file, which could contain a client's program.
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: max_open_files}

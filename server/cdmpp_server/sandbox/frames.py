@@ -43,10 +43,7 @@ def pack(header: dict[str, Any], payload: bytes = b"") -> bytes:
 def lengths(prefix: bytes, max_header: int, max_payload: int) -> tuple[int, int]:
     """Return the lengths of the header and the payload that follow ``prefix``.
 
-    Raises
-    ------
-    BrokenFrameError
-        A length exceeds its limit.
+    Raises BrokenFrameError: a length exceeds its limit.
     """
     header, payload = PREFIX.unpack(prefix)
     if header > max_header or payload > max_payload:
@@ -57,10 +54,7 @@ def lengths(prefix: bytes, max_header: int, max_payload: int) -> tuple[int, int]
 def header_of(text: bytes) -> dict[str, Any]:
     """Parse a header.
 
-    Raises
-    ------
-    BrokenFrameError
-        It is not a JSON object.
+    Raises BrokenFrameError: it is not a JSON object.
     """
     try:
         header = json.loads(text)

@@ -20,10 +20,7 @@ Reply = tuple[dict[str, Any], bytes]
 def run(header: dict[str, Any], payload: bytes) -> Reply:
     """Run one job; every error except a lack of memory becomes the reply.
 
-    Raises
-    ------
-    MemoryError
-        The process is near its limit and should be replaced.
+    Raises MemoryError: the process is near its limit and should be replaced.
     """
     try:
         if header["kind"] in TIR_KINDS:

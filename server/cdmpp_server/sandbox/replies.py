@@ -45,18 +45,11 @@ class UnsupportedReply:
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """The library kernels that an ONNX model launches.
+    """The library kernels that an ONNX model launches."""
 
-    Attributes
-    ----------
-    programs : tuple of TensorProgram
-        Distinct operators.
-    counts : tuple of int
-        Number of launches of each.
-    unsupported : tuple of UnsupportedReply
-    """
-
+    #: Distinct operators.
     programs: tuple[TensorProgram, ...]
+    #: Number of launches of each.
     counts: tuple[int, ...]
     unsupported: tuple[UnsupportedReply, ...]
 
@@ -64,12 +57,7 @@ class ModelSummary:
 def encoded_program(reply: dict[str, Any], payload: bytes, backend: Backend) -> EncodedProgram:
     """Decode an encoded TIR program.
 
-    Raises
-    ------
-    CdmppError
-        The error of the text that the worker found.
-    InvalidReplyError
-        The reply has another form.
+    Raises CdmppError: the error of the text that the worker found; InvalidReplyError: the reply has another form.
     """
     _raise_error(reply)
     name = _text(reply.get("name"), MAX_NAME)
@@ -101,10 +89,7 @@ def encoded_program(reply: dict[str, Any], payload: bytes, backend: Backend) -> 
 def tvm_json(reply: dict[str, Any], payload: bytes) -> str:
     """Decode TVM JSON that a worker wrote; it is as untrusted as a client's text.
 
-    Raises
-    ------
-    CdmppError, InvalidReplyError
-        As in :func:`encoded_program`.
+    Raises CdmppError, InvalidReplyError: as in :func:`encoded_program`.
     """
     _raise_error(reply)
     try:
@@ -116,10 +101,7 @@ def tvm_json(reply: dict[str, Any], payload: bytes) -> str:
 def model_summary(reply: dict[str, Any], max_programs: int) -> ModelSummary:
     """Decode the programs of an ONNX model; operators are validated like a client's.
 
-    Raises
-    ------
-    CdmppError, InvalidReplyError
-        As in :func:`encoded_program`.
+    Raises CdmppError, InvalidReplyError: as in :func:`encoded_program`.
     """
     _raise_error(reply)
     programs = _objects(reply.get("programs"), max_programs, {"program", "count"})

@@ -50,7 +50,7 @@ class TirText:
 
 
 @dataclass
-class _Job:
+class _WaitingJob:
     header: dict[str, Any]
     payload: bytes
     #: Converts the worker's reply to the result; raises CdmppError or InvalidReplyError.
@@ -114,10 +114,7 @@ class Sandbox:
     async def encode_tirs(self, programs: Sequence[TirText]) -> list[EncodedProgram | CdmppError]:
         """Encode several programs; a program that cannot be encoded gives its error. The order is kept.
 
-        Raises
-        ------
-        OverloadedError
-            The queue is full, or no worker can be started; this fails the whole call.
+        Raises OverloadedError: the queue is full, or no worker can be started; this fails the whole call.
         """
         results: list[EncodedProgram | CdmppError | None] = [None] * len(programs)
 
@@ -135,17 +132,11 @@ class Sandbox:
     async def script_as_json(self, script: str) -> str:
         """Convert TVMScript to TVM JSON, which can be read without TVM.
 
-        Raises
-        ------
-        InvalidProgramError
-            The text is not a program, or exceeds the time or memory limit.
-        MissingDependencyError
-            TVM is not installed.
-        OverloadedError
-            The queue is full, or no worker can be started.
+        Raises InvalidProgramError: the text is not a program, or exceeds the time or memory limit;
+        MissingDependencyError: TVM is not installed; OverloadedError: the queue is full, or no worker can be started.
         """
         header = {"kind": "tvmscript", "backend": "tvm", "as_json": True}
-        job = _Job(header, script.encode("utf-8", "surrogatepass"), replies.tvm_json)
+        job = _WaitingJob(header, script.encode("utf-8", "surrogatepass"), replies.tvm_json)
         (result,) = await self._submit([job], needs_tvm=True)
         if isinstance(result, CdmppError):
             raise result
@@ -157,35 +148,22 @@ class Sandbox:
     ) -> ModelSummary:
         """List the library kernels of an ONNX model.
 
-        Parameters
-        ----------
-        data : bytes
-            Content of the file. Weights in external files are not read.
-        dims : mapping of str to int, optional
-            Sizes of dynamic dimensions.
-        max_programs : int
-            Maximum number of distinct programs; a model with more is refused.
-
-        Raises
-        ------
-        InvalidProgramError, OverloadedError
-            As in :meth:`script_as_json`.
+        ``data``: content of the file. Weights in external files are not read. ``dims``: sizes of dynamic dimensions.
+        ``max_programs``: maximum number of distinct programs; a model with more is refused.
+        Raises InvalidProgramError, OverloadedError: as in :meth:`script_as_json`.
         """
         header = {"kind": ONNX_KIND, "dims": dict(dims or {}), "max_programs": max_programs}
-        job = _Job(header, data, lambda reply, _: replies.model_summary(reply, max_programs))
+        job = _WaitingJob(header, data, lambda reply, _: replies.model_summary(reply, max_programs))
         (result,) = await self._submit([job], needs_tvm=False)
         if isinstance(result, CdmppError):
             raise result
         assert isinstance(result, ModelSummary)
         return result
 
-    async def _submit(self, jobs: list[_Job], needs_tvm: bool) -> list[Any]:
+    async def _submit(self, jobs: list[_WaitingJob], needs_tvm: bool) -> list[Any]:
         """Run the jobs of one turn; a job whose text is at fault gives a CdmppError.
 
-        Raises
-        ------
-        OverloadedError
-            The queue is full, no worker can be started, or the service is stopping.
+        Raises OverloadedError: the queue is full, no worker can be started, or the service is stopping.
         """
         abandoned = asyncio.Event()
 
@@ -202,7 +180,7 @@ class Sandbox:
         finally:
             abandoned.set()  # if this call was cancelled, the turn stops after the current job
 
-    async def _run(self, worker: SupervisedWorker, job: _Job) -> Any:
+    async def _run(self, worker: SupervisedWorker, job: _WaitingJob) -> Any:
         """Return the result of one job, or the CdmppError that describes the text's fault."""
         text = f"{job.header['kind']} of {len(job.payload)} bytes"
         try:
@@ -230,8 +208,8 @@ class Sandbox:
             return _unreadable("its reader failed")
 
 
-def _tir_job(program: TirText) -> _Job:
-    return _Job(
+def _tir_job(program: TirText) -> _WaitingJob:
+    return _WaitingJob(
         {"kind": program.kind, "backend": program.backend},
         program.text.encode("utf-8", "surrogatepass"),
         partial(replies.encoded_program, backend=program.backend),

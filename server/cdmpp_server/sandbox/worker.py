@@ -54,25 +54,16 @@ OnProgress = Callable[[dict[str, Any], bytes], None]
 
 @dataclass(frozen=True)
 class Program:
-    """The command of a worker process.
+    """The command of a worker process."""
 
-    Attributes
-    ----------
-    module : str
-        Run as ``python -m MODULE MEMORY_BYTES PARENT *options``.
-    name : str
-        Name in the log.
-    options : tuple of str
-    environment : mapping
-        Environment variables beyond those of every worker.
-    max_payload : int
-        Largest payload of a reply, in bytes.
-    """
-
+    #: Run as ``python -m MODULE MEMORY_BYTES PARENT *options``.
     module: str
+    #: Name in the log.
     name: str
     options: tuple[str, ...] = ()
+    #: Environment variables beyond those of every worker.
     environment: Mapping[str, str] = field(default_factory=dict)
+    #: Largest payload of a reply, in bytes.
     max_payload: int = frames.MAX_PAYLOAD_BYTES
 
 
@@ -83,11 +74,7 @@ READING_TVM = Program("cdmpp_server.sandbox", "reading worker", ("tvm",))
 class Worker:
     """A worker process that does one job at a time.
 
-    Parameters
-    ----------
-    memory_bytes : int
-        Memory for jobs, beyond what the libraries map.
-    program : Program
+    ``memory_bytes``: memory for jobs, beyond what the libraries map.
     """
 
     def __init__(self, memory_bytes: int, program: Program = READING) -> None:
@@ -106,10 +93,7 @@ class Worker:
     async def start(self) -> None:
         """Start the process and wait until it is ready.
 
-        Raises
-        ------
-        WorkerDiedError, WorkerTimeoutError
-            It did not become ready; the log has the end of its standard error.
+        Raises WorkerDiedError, WorkerTimeoutError: it did not become ready; the log has the end of its standard error.
         """
         begun = time.monotonic()
         # The current folder is empty, so that a relative path opens nothing.
@@ -151,10 +135,7 @@ class Worker:
     ) -> WorkerReply:
         """Run one job; ``on_progress`` is called with each progress reply.
 
-        Raises
-        ------
-        WorkerTimeoutError, WorkerMemoryError, WorkerDiedError
-            The process has ended after each of these.
+        Raises WorkerTimeoutError, WorkerMemoryError, WorkerDiedError: the process has ended after each of these.
         """
         message = frames.pack({**header, "timeout_s": timeout_s}, payload)
         try:
@@ -283,18 +264,8 @@ T = TypeVar("T")
 class SupervisedWorker:
     """One worker process, started when it is first needed and replaced when it has ended.
 
-    Parameters
-    ----------
-    make : callable
-        Returns a worker that is not started.
-    max_jobs : int, optional
-        Jobs after which the process is replaced, which frees what parsers leak.
-
-    Attributes
-    ----------
-    worker : Worker or None
-    restarts : int
-        Number of processes replaced because of a job.
+    ``make``: returns a worker that is not started. ``max_jobs``: jobs after which the process is replaced, which frees
+    what parsers leak. ``restarts``: number of processes replaced because of a job.
     """
 
     def __init__(self, make: Callable[[], Worker], max_jobs: int | None = None) -> None:
@@ -318,10 +289,7 @@ class SupervisedWorker:
     async def ready(self) -> Worker:
         """Return the running process.
 
-        Raises
-        ------
-        OverloadedError
-            No process can be started.
+        Raises OverloadedError: no process can be started.
         """
         if self._starting is None and self._max_jobs is not None and self._jobs >= self._max_jobs:
             await self.stop()
@@ -342,12 +310,8 @@ class SupervisedWorker:
 
         The first process may die because of an earlier job, or be killed from outside.
 
-        Raises
-        ------
-        OverloadedError
-            No process can be started.
-        WorkerTimeoutError, WorkerMemoryError, WorkerDiedError
-            The job's end; a new process is being started.
+        Raises OverloadedError: no process can be started; WorkerTimeoutError, WorkerMemoryError, WorkerDiedError: the
+        job's end; a new process is being started.
         """
         for last in (False, True):
             worker = await self.ready()
@@ -467,19 +431,9 @@ class SandboxPool:
         A job that has begun continues when the caller is cancelled: its process stays usable. With ``kill`` the job
         is cancelled too, which kills its process.
 
-        Parameters
-        ----------
-        job : callable
-        kill : bool
-        cost : float
-            Seconds of the job, by which senders get equal shares.
-        first : bool
-            False for a further job of a request whose cost was charged with its first one: it is next.
-
-        Raises
-        ------
-        OverloadedError
-            As many jobs wait as may, no process can be started, or the pool is closed.
+        ``cost``: seconds of the job, by which senders get equal shares. ``first``: False for a further job of a request
+        whose cost was charged with its first one: it is next.
+        Raises OverloadedError: as many jobs wait as may, no process can be started, or the pool is closed.
         """
         if self._closed:
             raise _closed()

@@ -16,7 +16,7 @@ FLOATS = st.floats(-5, 5, width=32)
 GRIDS = arrays(np.float64, st.tuples(st.integers(1, 5), st.integers(1, 5)), elements=FLOATS)
 
 
-def falls(grid: np.ndarray, axis: int) -> bool:  # type: ignore[type-arg]
+def falls(grid: np.ndarray, axis: int) -> bool:
     return bool((np.diff(grid, axis=axis) < 0).any())
 
 
@@ -27,14 +27,14 @@ def test_by_hand() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(arrays(np.float64, st.integers(1, 30), elements=FLOATS))
-def test_one_axis_is_what_scikit_learn_gives(values: np.ndarray) -> None:  # type: ignore[type-arg]
+def test_one_axis_is_what_scikit_learn_gives(values: np.ndarray) -> None:
     theirs = IsotonicRegression().fit_transform(np.arange(len(values)), values)
     np.testing.assert_allclose(monotone_fit(values, [0]), theirs, atol=1e-9)
 
 
 @settings(deadline=None, max_examples=60)
 @given(GRIDS)
-def test_two_axes_never_fall(grid: np.ndarray) -> None:  # type: ignore[type-arg]
+def test_two_axes_never_fall(grid: np.ndarray) -> None:
     fit = monotone_fit(grid, [0, 1])
     assert not falls(fit, 0)
     assert not falls(fit, 1)
@@ -42,7 +42,7 @@ def test_two_axes_never_fall(grid: np.ndarray) -> None:  # type: ignore[type-arg
 
 @settings(deadline=None, max_examples=60)
 @given(GRIDS, st.integers(0, 2**31))
-def test_two_axes_are_the_nearest(grid: np.ndarray, seed: int) -> None:  # type: ignore[type-arg]
+def test_two_axes_are_the_nearest(grid: np.ndarray, seed: int) -> None:
     """No monotone grid is nearer: the projection's variational inequality, against drawn ones."""
     fit = monotone_fit(grid, [0, 1])
     drawn = np.random.default_rng(seed)

@@ -64,7 +64,7 @@ def test_device_and_host_overlap(predictor: LatencyPredictor) -> None:
     graph = predictor.predict_module(NET, X, "t4", host=slow, execution="cuda-graph")
     assert graph.latency_s == pytest.approx(busy + 3e-6 + 5e-6)
     for answer in (quick, waiting, graph):
-        assert answer.lower_s < answer.latency_s < answer.upper_s  # type: ignore[operator]
+        assert answer.lower_s < answer.latency_s < answer.upper_s
 
 
 def test_forward_keeps_the_flags_of_the_module(predictor: LatencyPredictor) -> None:
@@ -133,10 +133,8 @@ def test_phases_add_up_to_the_total(trained: ModulePrediction) -> None:
 
 def test_several_devices_equal_single_calls(predictor: LatencyPredictor) -> None:
     several = predictor.predict_module(NET, X, ["t4", "a100-pcie-40gb"], mode="training", dtype="float16")
-    single = [
-        predictor.predict_module(NET, X, device, mode="training", dtype="float16")
-        for device in ("t4", "a100-pcie-40gb")
-    ]
+    devices = ("t4", "a100-pcie-40gb")
+    single = [predictor.predict_module(NET, X, device, mode="training", dtype="float16") for device in devices]
     assert isinstance(several, ModulePredictions) and several == single
     assert several.latency_ms == [answer.latency_ms for answer in single]
     assert predictor.predict_module(NET, X, ["t4"], mode="training", dtype="float16") == single[:1]
@@ -156,7 +154,7 @@ def test_calls_without_an_operator_make_the_total_of_their_phase_a_lower_bound(p
     assert {phase: total.lower_bound for phase, total in answer.phases.items()} == {"forward": True, "backward": False}
     assert "not predicted: aten.linalg_inv_ex" in answer._repr_html_() and "at least " in answer._repr_html_()
     bare = nn.Module()
-    bare.forward = torch.linalg.inv  # type: ignore[method-assign]
+    bare.forward = torch.linalg.inv
     with pytest.raises(DataError, match="linalg_inv_ex"):
         predictor.predict_module(bare, torch.empty(4, 4), "t4")
 
@@ -202,6 +200,6 @@ def test_wrong_devices_and_options_are_refused(predictor: LatencyPredictor) -> N
     with pytest.raises(DataError, match="exclude each other"):
         predictor.predict_module(NET, X, "t4", protocol="eager", execution="compiled")
     with pytest.raises(DataError, match="execution 'fast' is not known"):
-        predictor.predict_module(NET, X, "t4", execution="fast")  # type: ignore[arg-type]
+        predictor.predict_module(NET, X, "t4", execution="fast")
     with pytest.raises(DataError, match="protocol 'slow'"):
-        predictor.predict_module(NET, X, "t4", protocol="slow")  # type: ignore[arg-type]
+        predictor.predict_module(NET, X, "t4", protocol="slow")

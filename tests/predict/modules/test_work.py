@@ -136,7 +136,7 @@ def test_attention_of_modules_is_fused() -> None:
             self.inner, self.weights = nn.MultiheadAttention(64, 4, batch_first=True), weights
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x, x, x, need_weights=self.weights)[0]  # type: ignore[no-any-return]
+            return self.inner(x, x, x, need_weights=self.weights)[0]
 
     x = torch.empty(2, 16, 64)
     before = torch.backends.mha.get_fastpath_enabled()
@@ -159,7 +159,7 @@ def test_profiles_of_hosts_are_chosen_by_the_device() -> None:
     assert host_profile(lookup("t4")).name == "turing" and host_profile(None).name == "pytorch"
     assert host_profile(lookup("mi300x")).name == "pytorch" and host_profile(lookup("t4"), "ada").name == "ada"
     with pytest.raises(DataError, match="host must be a name, a path, a dictionary or a HostProfile, not int"):
-        host_profile(None, 5)  # type: ignore[arg-type]
+        host_profile(None, 5)
     [cpu] = [spec for spec in known() if spec.kind == "cpu"][:1]
     assert host_profile(cpu).name == "cpu" and seconds_of(KernelWork("", cycles=1e9, steps=3), 1.0, cpu) == 3.0
     for profile in shipped_hosts().values():

@@ -42,7 +42,7 @@ def test_slices_in_any_order_have_every_row_once(tmp_path: Path, name: str, rows
     assert slices[-1].read == pytest.approx(1.0, abs=0.1)
 
     def read(parts: list[Any]) -> dict[int, Any]:
-        return {row.number: row.cells["program"] for part in parts for row in source.read(part, ["program"])}  # type: ignore[index]
+        return {row.number: row.cells["program"] for part in parts for row in source.read(part, ["program"])}
 
     in_order = read(slices)
     assert list(in_order) == list(range(1, COUNT + 1))
