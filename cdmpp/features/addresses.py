@@ -29,9 +29,11 @@ LINES, IN_SETS, IN_PAGES = 0, 1, 2
 class Places(NamedTuple):
     """Memory layout of buffers."""
 
-    size: Any
-    count: Any
-    fixed: Any  # iterations finds it at the same place; 0 for arguments
+    size: Any  # elements per dimension after compaction, in the places of Tables.buffer_size
+    count: Any  # dimensions of each buffer that all its accesses index
+    # Number of outermost loops around all accesses of a buffer that the program allocates: each of their iterations
+    # finds it at the same place; 0 for arguments.
+    fixed: Any
 
 
 @PARTS.part
@@ -84,13 +86,17 @@ def places(t: Tables) -> Places:
 class Moves(NamedTuple):
     """How the accesses of one leaf move: the n loops of its path, innermost first."""
 
+    # Extents of the loops, and iterations of the innermost 0, 1, ... n.
     extent: Any
     trips: Any
-    width: Any
+    width: Any  # bytes of an element, for each access
+    # Bytes that one iteration of a loop moves an access, forwards or back; 0 where it stays: access * n + loop.
     step: Any
-    split: Any  # division by a number that is no power of two: 6 or, by a shift, 2 for each dimension
-    size: Any
-    levels: Any
+    # Divisions that the index needs because the loop crosses rows of the buffer at odd places, in sixths of a division
+    # by a number that is no power of two: 6 or, by a shift, 2 for each dimension.
+    split: Any
+    size: Any  # bytes of the whole buffer
+    levels: Any  # lines, sets and pages that the innermost i loops touch: (access * (n + 1) + i) * 3
 
 
 @PARTS.part

@@ -50,17 +50,18 @@ _ONE_BY_ONE = 2
 class EncodedPrograms:
     """Features of programs that share one leaf count."""
 
-    leaves: Array
-    positions: Array
-    # ``flops``: floating-point operations that the result needs (masked and zero-multiplied work left out where the
-    # operator is known); ``bytes``: distinct bytes of the arguments read and written; ``matrix``: 1 when most of the
-    # work is a contraction; ``work_fraction``: flops over the flops of the loop nest; ``output_elements``;
-    # ``parallel_blocks``: blocks of a GPU schedule, else 0.
+    leaves: Array  # float32, (programs, leaves, WIDTH), or with the schedule's columns behind them
+    positions: Array  # int32, (leaves,) or (programs, leaves)
+    # (programs, len(PROGRAM_COLUMNS)). ``flops``: floating-point operations that the result needs (masked and
+    # zero-multiplied work left out where the operator is known); ``bytes``: distinct bytes of the arguments read and
+    # written; ``matrix``: 1 when most of the work is a contraction; ``work_fraction``: flops over the flops of the
+    # loop nest; ``output_elements``; ``parallel_blocks``: blocks of a GPU schedule, else 0.
     totals: Array
     dtype: str  # element type of the first argument
     family: str  # ``gemm``, ``conv``, ``attention``, ``vector`` or ``tir`` (a program given as TIR)
     structure: str = ""  # structural class of operators (:mod:`cdmpp.programs.templates`); "" where there is none
-    sizes: Array | None = None  # sizes of operators; with the structure they give the features of another element type
+    # (programs, size names of the operator): with the structure they give the features of another element type.
+    sizes: Array | None = None
 
     def __len__(self) -> int:
         return len(self.leaves)
@@ -261,8 +262,8 @@ class EncodedProgram:
     hash: str  # the TensorProgram's structural hash: answers are remembered by it
     backend: Backend
     operator: str  # the operator's name; "tir" for a program given as TIR
-    # Of TIR with the schedule's columns (:mod:`cdmpp.features.schedule`); a network that does not read them leaves them
-    # out.
+    # One row; of TIR with the schedule's columns (:mod:`cdmpp.features.schedule`), which a network that does not read
+    # them leaves out.
     features: EncodedPrograms
 
     def __post_init__(self) -> None:

@@ -96,13 +96,13 @@ CODE_FLAGS = (
 class Code(NamedTuple):
     """What the compiler makes of a leaf's loops, by their place in its path."""
 
-    body: int
-    vector: int
-    by_schedule: bool
-    lanes: float
-    hoisted: float
-    inside: float
-    repeats: float
+    body: int  # the innermost loops that become straight code, vector loops among them
+    vector: int  # the loop whose iterations share a vector; -1 for none
+    by_schedule: bool  # whether the schedule vectorises it
+    lanes: float  # iterations of that loop, 1 without one
+    hoisted: float  # iterations that compute the same again and that the compiler saves
+    inside: float  # iterations of all loops that do not compute the same again
+    repeats: float  # iterations of serial and of parallel loops that compute the same again
     repeats_parallel: float
 
 
@@ -339,8 +339,9 @@ STRAIGHT_FLAGS = ("again_in_body",)
 class Straight(NamedTuple):
     """Loops of all programs after unrolling."""
 
-    copies: Any
-    # among stores and accesses and in vectors of 8 floats in ``code``
+    copies: Any  # of the body of each loop in the code; 0 for a loop that is left
+    # Of one iteration of the loop, with what is unrolled inside; vectors count once among stores and accesses, and in
+    # vectors of 8 floats in ``code``.
     stores: Any
     accesses: Any
     calls: Any

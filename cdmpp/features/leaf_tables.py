@@ -48,30 +48,30 @@ _ARITHMETIC = tuple(
 class Tables(NamedTuple):
     """Numbers of programs, float64 or int64, one dimension each."""
 
-    program_at: Any
-    loop_at: Any
-    loop_extent: Any
+    program_at: Any  # first leaf of each program, and the number of leaves
+    loop_at: Any  # first loop of each program, and the number of loops
+    loop_extent: Any  # of each loop; the step is its own ``auto_unroll_max_step``
     loop_kind: Any
     loop_step: Any
-    leaf_numbers: Any
+    leaf_numbers: Any  # :data:`LEAF_NUMBERS` numbers for each leaf
     # Loops of each leaf of more than one iteration, innermost first; whether the leaf sums over the loop; whether
     # anything in it depends on the loop.
     path_at: Any
     path_loop: Any
     path_reduces: Any
     path_needed: Any
-    access_at: Any
+    access_at: Any  # of each leaf, its store first; bytes of an element
     access_buffer: Any
     access_width: Any
-    index_at: Any
+    index_at: Any  # of each access, the first dimension first
     index_indirect: Any
-    step_at: Any
+    step_at: Any  # of each index; the loop by its place in the leaf's path
     step_loop: Any
     step_value: Any
-    step_crosses: Any
+    step_crosses: Any  # of each step, its :attr:`AffineRange.crossings`; inf for never
     step_static: Any
     step_shifts: Any
-    buffer_at: Any
+    buffer_at: Any  # declared sizes; whether the program allocates it
     buffer_size: Any
     buffer_inside: Any
 

@@ -34,7 +34,7 @@ class Candidate:
     """A distinct program of a search."""
 
     features: EncodedPrograms  # with the schedule's columns
-    summary: np.ndarray[Any, np.dtype[np.float64]]  # of :func:`cdmpp.integrations.online.summary`
+    summary: np.ndarray[Any, np.dtype[np.float64]]  # (columns,): of :func:`cdmpp.integrations.online.summary`
     log_s: float = float("nan")  # log of the seconds that the network predicts; NaN before the first prediction
 
 

@@ -56,15 +56,15 @@ _FIGURES: Layout = {
 class FeatureAnswers:
     """Answers to :class:`FeatureQueries`, arrays of their n rows in their order."""
 
-    #: Seconds, as in :class:`cdmpp.predict.prediction.Prediction`.
+    #: (n,): seconds, as in :class:`cdmpp.predict.prediction.Prediction`.
     latency_s: Array
     lower_s: Array
     upper_s: Array
     #: Seconds at each of ``levels``.
     quantiles: Array
-    #: Index into :data:`DOMAINS`.
+    #: (n,): index into :data:`DOMAINS`.
     domain: Array
-    domain_score: Array
+    domain_score: Array  # (n,)
     roofline_s: Array
     levels: tuple[float, ...]
     model_id: str
@@ -190,16 +190,17 @@ class FeaturePart:
 class FeatureQueries:
     """n queries as arrays, padded to one leaf count L."""
 
-    #: Leaf vectors; W is the schema's width, with or without the schedule's columns.
+    #: float32, (n, L, W): leaf vectors; W is the schema's width, with or without the schedule's columns.
     leaves: Array
-    #: How many of the L are the program's own, 1 to L; what stands behind them is not read.
+    #: int32, (n,): how many of the L are the program's own, 1 to L; what stands behind them is not read.
     leaf_count: Array
-    positions: Array
+    positions: Array  # int32, (n, L)
     totals: Array
-    #: Index into ``kinds`` and ``devices``.
+    #: int32, (n,): index into ``kinds`` and ``devices``.
     kind: Array
     device: Array
-    #: Index into BACKENDS, PROTOCOLS and FRAMEWORKS (-1: not known) of :mod:`cdmpp.programs.query_options`. The
+    #: int8, (n,): index into BACKENDS, PROTOCOLS and FRAMEWORKS (-1: not known) of
+    #: :mod:`cdmpp.programs.query_options`. The
     #: framework is that of :attr:`FeaturePart.launcher`, so the arrays need no implementation.
     backend: Array
     protocol: Array
@@ -213,8 +214,9 @@ class FeatureQueries:
     model: str | None = None
     #: Structural class of each of ``kinds``, "" where it is not known.
     structures: tuple[str, ...] = ()
-    #: Sizes of operators, as in :class:`EncodedPrograms`; 0 where they are not known. A type that training did not have
-    #: for an operator is predicted from its 16-bit type, whose features these sizes give.
+    #: int32, (n, s): sizes of operators, as in :class:`EncodedPrograms`; 0 where they are not known. A type that
+    #: training did
+    #: not have for an operator is predicted from its 16-bit type, whose features these sizes give.
     sizes: Array = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int32))
 
     def __post_init__(self) -> None:

@@ -120,7 +120,7 @@ class EmulatedStep:
     """A simulated training step."""
 
     structure: Structure
-    # By task number; -1 for tasks that the step does not have.
+    # (tasks,): by task number; -1 for tasks that the step does not have.
     start_s: Floats
     end_s: Floats
     peak_bytes: Floats  # peak memory of each rank

@@ -105,14 +105,15 @@ _MOST = 32
 class Cut:
     """A structure cut into frames."""
 
-    tasks: Ints  # frame after frame, in an order in which they can be simulated
-    begin: Ints
-    refs: Ints  # what a task waits for: the pass before it on its rank, and its dependences; -1 for none
+    tasks: Ints  # (places,): frame after frame, in an order in which they can be simulated
+    begin: Ints  # (frames + 1,)
+    refs: Ints  # (places, 4): what a task waits for: the pass before it on its rank, and its dependences; -1 for none
     # Tasks of earlier frames that a frame waits for, frame after frame, in an order that frames of one shape share.
     outside: Ints
     outside_begin: Ints
-    reach: Ints  # how many frames back these lie at most
-    # Equal for frames with equal passes (but for the micro-batch) that wait for equal passes as many frames back.
+    reach: Ints  # (frames,): how many frames back these lie at most
+    # (frames,): equal for frames with equal passes (but for the micro-batch) that wait for equal passes as many frames
+    # back.
     shape: Ints
 
 

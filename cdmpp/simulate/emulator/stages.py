@@ -52,15 +52,15 @@ class Stage(PassCost):
 class StageTable:
     """Costs of all stages as arrays for the emulator."""
 
-    # Seconds of forward, backward, weights, copy out and copy in, where the backward pass is whole (weights 0) and
-    # where it is split.
+    # (5, stages, classes): seconds of forward, backward, weights, copy out and copy in, where the backward pass is
+    # whole (weights 0) and where it is split.
     whole_s: Floats
     split_s: Floats
-    # Bytes taken at the start and given back (negative) at the end, for a backward pass that is whole; with a split
-    # one, what ``BACKWARD`` gives back ``WEIGHT`` does.
+    # (5, stages, classes): bytes taken at the start and given back (negative) at the end, for a backward pass that is
+    # whole; with a split one, what ``BACKWARD`` gives back ``WEIGHT`` does.
     at_start: Floats
     at_end: Floats
-    resident: Floats  # bytes held all the time
+    resident: Floats  # (stages,): bytes held all the time
     offloaded: tuple[bool, ...]
 
 

@@ -28,14 +28,14 @@ class Structure:
     ranks: int
     stages: int
     micro_batches: int
-    rank_of: Ints
+    rank_of: Ints  # (stages,)
     # As :func:`cdmpp.simulate.emulator.evaluate.evaluate` takes them. Rows from ``ranks`` on are the ranks' host links,
     # where something is offloaded.
     order: Ints
     begin: Ints
     deps: Ints
     cut: Ints  # between which stages the dependence's data travel: cut c lies behind stage c; -1 within a rank
-    split: NDArray[np.bool_]  # whether the weight gradients are a pass of their own
+    split: NDArray[np.bool_]  # (stages, micro_batches): whether the weight gradients are a pass of their own
 
     @property
     def tasks(self) -> int:
