@@ -195,13 +195,12 @@ class FeatureQueries:
     #: int32, (n,): how many of the L are the program's own, 1 to L; what stands behind them is not read.
     leaf_count: Array
     positions: Array  # int32, (n, L)
-    totals: Array
+    totals: Array  # float64, (n, len(PROGRAM_COLUMNS))
     #: int32, (n,): index into ``kinds`` and ``devices``.
     kind: Array
     device: Array
-    #: int8, (n,): index into BACKENDS, PROTOCOLS and FRAMEWORKS (-1: not known) of
-    #: :mod:`cdmpp.programs.query_options`. The
-    #: framework is that of :attr:`FeaturePart.launcher`, so the arrays need no implementation.
+    #: int8, (n,): index into BACKENDS, PROTOCOLS and FRAMEWORKS (-1: not known) of :mod:`cdmpp.programs.query_options`.
+    #: The framework is that of :attr:`FeaturePart.launcher`, so the arrays need no implementation.
     backend: Array
     protocol: Array
     framework: Array
@@ -215,8 +214,7 @@ class FeatureQueries:
     #: Structural class of each of ``kinds``, "" where it is not known.
     structures: tuple[str, ...] = ()
     #: int32, (n, s): sizes of operators, as in :class:`EncodedPrograms`; 0 where they are not known. A type that
-    #: training did
-    #: not have for an operator is predicted from its 16-bit type, whose features these sizes give.
+    #: training did not have for an operator is predicted from its 16-bit type, whose features these sizes give.
     sizes: Array = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int32))
 
     def __post_init__(self) -> None:
