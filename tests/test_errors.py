@@ -29,8 +29,8 @@ CODES = {
 
 def test_the_table_above_is_complete() -> None:
     # The service derives from them too, where other tests have loaded it.
-    own = [cls for cls in _below(CdmppError) if cls.__module__ == errors.__name__]
-    assert {cls.__name__ for cls in own} == set(CODES)
+    classes = [cls for cls in _below(CdmppError) if cls.__module__ == errors.__name__]
+    assert {cls.__name__ for cls in classes} == set(CODES)
 
 
 def _below(base: type[CdmppError]) -> list[type[CdmppError]]:

@@ -173,10 +173,10 @@ def test_hostile_texts_of_other_frameworks_are_errors_or_ignored(format: str, ki
     needed = {name for name, field in FORMATS[format].importer().model_fields.items() if field.is_required()}
     for text in [*TEXTS, "a" * 5_000_000, "a: &a [" + "*a," * 1000 + "]", "- " * 3000]:
         try:
-            found = import_request(format, text, kind, **{n: "h100-sxm" if n == "device" else 4 for n in needed})
+            imported = import_request(format, text, kind, **{n: "h100-sxm" if n == "device" else 4 for n in needed})
         except CdmppError:
             continue
-        assert len(json.dumps(found.request)) < 10_000, "the text has no request"
+        assert len(json.dumps(imported.request)) < 10_000, "the text has no request"
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".zip", ".parquet", ".csv.gz", ".json.gz", ".xz"])

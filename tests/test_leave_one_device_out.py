@@ -32,11 +32,11 @@ def test_figures_weigh_rows_overall_and_families_in_the_macro_mean() -> None:
     measured = np.log([1e-3, 1e-3, 1e-3, 2e-3])
     point = np.log([1.1e-3, 1.1e-3, 1.1e-3, 3e-3])
     family = np.array(["gemm", "gemm", "gemm", "conv"])
-    found = figures(measured, point, family)
-    assert found["overall"]["mape"] == pytest.approx((3 * 0.1 + 0.5) / 4, abs=1e-4)
-    assert found["macro"] == pytest.approx((0.1 + 0.5) / 2, abs=1e-4)
-    assert found["families"]["gemm"]["n"] == 3
-    assert found["overall"]["coverage"] is None
+    by_family = figures(measured, point, family)
+    assert by_family["overall"]["mape"] == pytest.approx((3 * 0.1 + 0.5) / 4, abs=1e-4)
+    assert by_family["macro"] == pytest.approx((0.1 + 0.5) / 2, abs=1e-4)
+    assert by_family["families"]["gemm"]["n"] == 3
+    assert by_family["overall"]["coverage"] is None
 
 
 def test_coverage_counts_the_scaled_interval() -> None:

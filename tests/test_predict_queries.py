@@ -86,8 +86,8 @@ def test_threads_share_a_predictor(predictor: LatencyPredictor) -> None:
     shared = LatencyPredictor(predictor.artifact, cache_rows=16)
     parts = [range(start, 60, 6) for start in range(6)]
     with ThreadPoolExecutor(4) as pool:
-        found = pool.map(lambda part: shared.predict_queries([asked[i] for i in part]), parts)
-        for part, answers in zip(parts, found, strict=True):
+        parallel = pool.map(lambda part: shared.predict_queries([asked[i] for i in part]), parts)
+        for part, answers in zip(parts, parallel, strict=True):
             assert answers == [expected[i] for i in part]
 
 

@@ -26,8 +26,8 @@ def test_page_shows_what_its_commands_print(page: str) -> None:
 def test_outputs_are_found_by_their_place() -> None:
     text = "```\n$ a \\\n  b\none\n\n$ c\ntwo\n```\n\n```python\nprint(3)\n```\n\n```\n3\n```\n\n"
     text += "<!-- not run: reason -->\n\n```\n$ d\nfour\n```\n"
-    found = [(text[start:end], command, is_python) for start, end, command, is_python in outputs(text)]
-    assert found == [("one\n\n", "a \\\n  b\n", False), ("two\n", "c\n", False), ("3\n", "print(3)\n", True)]
+    commands = [(text[start:end], command, is_python) for start, end, command, is_python in outputs(text)]
+    assert commands == [("one\n\n", "a \\\n  b\n", False), ("two\n", "c\n", False), ("3\n", "print(3)\n", True)]
 
 
 @pytest.mark.parametrize(

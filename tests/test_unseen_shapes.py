@@ -53,9 +53,9 @@ def test_every_cut_counts_its_rows() -> None:
 
 def test_the_domain_score_is_judged_by_errors_above_30_percent() -> None:
     rows = made_up()
-    found = domain_of(rows)
-    assert found["auc"] == 1.0
-    assert found["labels"]["in"]["n"] == 40 and found["labels"]["near"]["mape"] == pytest.approx(0.5)
+    domains = domain_of(rows)
+    assert domains["auc"] == 1.0
+    assert domains["labels"]["in"]["n"] == 40 and domains["labels"]["near"]["mape"] == pytest.approx(0.5)
 
 
 def test_auc_counts_pairs() -> None:
@@ -88,7 +88,7 @@ def test_rows_are_answered_as_cdmpp_eval_does(predictor: LatencyPredictor) -> No
     config = TrainConfig.of_manifest(predictor.artifact.manifest["config"])
     rows = held_out_rows(table, config)
     assert 0 < len(rows) < len(table)
-    found = answer_rows(predictor.artifact, table, rows).figures()
+    answered = answer_rows(predictor.artifact, table, rows).figures()
     theirs = evaluate(predictor.artifact, [table.select(rows)])["overall"]
     for key in ("n", "mape", "coverage", "task_kendall_tau", "top1_score"):
-        assert found[key] == pytest.approx(theirs[key], abs=1e-4)
+        assert answered[key] == pytest.approx(theirs[key], abs=1e-4)

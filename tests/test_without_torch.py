@@ -85,8 +85,8 @@ try:
 except MissingDependencyError as error:
     print(error.message, error.hint)
 """
-    said = run(code, package)
-    assert package in said and "'.[predict]'" in said
+    printed = run(code, package)
+    assert package in printed and "'.[predict]'" in printed
 
 
 def test_adapting_without_torch(tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ def test_pools_are_test_tasks_with_enough_programs(scheduled: Scheduled, predict
     table = scheduled.table
     test = row_parts(predictor.artifact, table) == 2
     expected = {(table.device.array()[row], table.tvm.tasks[table.program_key[row]]) for row in np.flatnonzero(test)}
-    found = list(pools(predictor.artifact, table, "test", 6))
-    assert expected and {(pool.device.name, pool.task) for pool in found} == expected
-    assert all(len(pool) == 6 == len(set(pool.texts)) == len(pool.latency_s) for pool in found)
+    listed = list(pools(predictor.artifact, table, "test", 6))
+    assert expected and {(pool.device.name, pool.task) for pool in listed} == expected
+    assert all(len(pool) == 6 == len(set(pool.texts)) == len(pool.latency_s) for pool in listed)
     assert not list(pools(predictor.artifact, table, "test", 7))
 
 
@@ -58,9 +58,9 @@ def test_pool_of_one_round_has_no_method_that_learns(pool: SchedulePool, predict
     search = OfflineSearch(small, predictor)
     assert len(small) <= ROUND and list(search.methods) == ["random order", "cdmpp, frozen"]
     search.log_s = np.log(small.latency_s)
-    found = group([search], 2)
-    assert (found["pools"], found["programs"]) == (1, 8)
-    assert found["methods"]["cdmpp, frozen"] == pytest.approx(
+    figures = group([search], 2)
+    assert (figures["pools"], figures["programs"]) == (1, 8)
+    assert figures["methods"]["cdmpp, frozen"] == pytest.approx(
         {"trials": 1, "median_trials": 1, "speed_4": 1, "speed_16": None, "speed_32": None, "speed_64": None}
     )
-    assert 0 < found["methods"]["random order"]["speed_4"] <= 1
+    assert 0 < figures["methods"]["random order"]["speed_4"] <= 1

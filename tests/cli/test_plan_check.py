@@ -73,12 +73,12 @@ def test_predicted_costs_are_priced_again(run: Run, tmp_path: Path) -> None:
     request, answer = tmp_path / "request.json", tmp_path / "answer.json"
     request.write_text(json.dumps(value))
     made = run.ok("plan", "pipeline", request, "--json")
-    found = json.loads(made.stdout)
-    costs = found["costs"][0]
+    plan = json.loads(made.stdout)
+    costs = plan["costs"][0]
     assert costs["backward_s"] == pytest.approx(2 * costs["forward_s"])
     # (micro-batches + stages - 1) x (forward + backward)
-    assert found["makespan_s"] == pytest.approx(3 * (costs["forward_s"] + costs["backward_s"]))
-    assert found["interval"]["lower_s"] <= found["makespan_s"] <= found["interval"]["upper_s"]
-    assert found["model_id"] and any("linear" in line for line in found["explanation"])
+    assert plan["makespan_s"] == pytest.approx(3 * (costs["forward_s"] + costs["backward_s"]))
+    assert plan["interval"]["lower_s"] <= plan["makespan_s"] <= plan["interval"]["upper_s"]
+    assert plan["model_id"] and any("linear" in line for line in plan["explanation"])
     answer.write_text(made.stdout)
     assert run("plan", "check", request, answer).exit_code == 0

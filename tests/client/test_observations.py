@@ -76,10 +76,10 @@ def test_observations_are_listed_with_their_programs(client: PredictorClient, mo
 
 
 def test_users_list_their_own_observations_and_administrators_all(url: str, client: PredictorClient) -> None:
-    own = client.observations("a40")
+    observed = client.observations("a40")
     with PredictorClient(url, api_key=OTHER) as other, PredictorClient(url, api_key=ADMIN) as administrator:
-        assert own and other.observations("a40") == []
-        assert administrator.observations("a40") == own
+        assert observed and other.observations("a40") == []
+        assert administrator.observations("a40") == observed
 
 
 def test_async_client_reads_the_same_observations(client: PredictorClient, url: str) -> None:

@@ -341,8 +341,8 @@ def test_everything_else_of_a_real_service(url: str) -> None:
         assert registered.error is None and wrong.error is not None and wrong.error.code == "invalid_program"
         (answer,) = client.predict([{"hash": registered.hash}], "t4")
         assert (answer.name, answer.program_hash) == (registered.name, registered.hash)
-        own = {"program": "linear:m=31,n=32,k=33", "device": "l4", "latency_s": 2e-4}
-        kept, bad, other = client.observe([(answer, 1e-4), ("nonsense", 1e-4), own])
+        unpredicted = {"program": "linear:m=31,n=32,k=33", "device": "l4", "latency_s": 2e-4}
+        kept, bad, other = client.observe([(answer, 1e-4), ("nonsense", 1e-4), unpredicted])
         assert kept.observation_id and other.observation_id
         assert bad.error is not None and bad.error.code == "invalid_prediction_id"
         assert {row["device"] for row in client.observed()} == {"t4", "l4"}

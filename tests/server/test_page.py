@@ -97,7 +97,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     names = ("chromium", "chromium-browser", "google-chrome")
-    path = next((found for name in names if (found := shutil.which(name))), None)
+    path = next((program for name in names if (program := shutil.which(name))), None)
     if path is None:
         pytest.skip("needs a browser: chromium or google-chrome on the path")
     with playwright.sync_playwright() as engine:

@@ -195,9 +195,9 @@ def test_whole_numbers_may_be_written_as_floats(ask) -> None:
 
 
 def test_equal_numbers_of_other_types_are_other_programs(ask) -> None:
-    one = {"operator": "linear", "m": 1, "n": 64, "k": 64}
-    assert "latency_s" in ask([{"program": one, "device": "t4"}]).json()["results"][0]
-    truth = ask([{"program": {**one, "m": True}, "device": "t4"}]).json()["results"][0]
+    linear = {"operator": "linear", "m": 1, "n": 64, "k": 64}
+    assert "latency_s" in ask([{"program": linear, "device": "t4"}]).json()["results"][0]
+    truth = ask([{"program": {**linear, "m": True}, "device": "t4"}]).json()["results"][0]
     assert truth["error"]["code"] == "invalid_program"
 
 

@@ -95,16 +95,16 @@ def is_known(client: TestClient, sender: str, model: str) -> bool:
 
 
 def test_adapted_models_of_one_key_do_not_evict_those_of_another(client: TestClient, settings: dict[str, Any]) -> None:
-    own = adapt(client, "first", 1.5)
+    job = adapt(client, "first", 1.5)
     others = [adapt(client, "second", 2.0 + by / 10) for by in range(8)]
-    assert len({own, *others}) == 9
-    assert is_known(client, "first", own)
+    assert len({job, *others}) == 9
+    assert is_known(client, "first", job)
     assert [is_known(client, "second", name) for name in others] == [False] * 5 + [True] * 3
     # Whoever knows the id may use the model.
-    assert is_known(client, "second", own)
+    assert is_known(client, "second", job)
     # The same on disk.
     with service(**settings) as again:
-        assert [is_known(again, "first", name) for name in (own, others[0], others[-1])] == [True, False, True]
+        assert [is_known(again, "first", name) for name in (job, others[0], others[-1])] == [True, False, True]
 
 
 def sent_by(sender: str, number: int, shared: bool = False, device: str | None = None) -> Observation:

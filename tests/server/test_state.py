@@ -72,21 +72,21 @@ def test_device_with_a_status_is_listed_with_it_and_answered_with_the_reason(cli
     listed = {d["name"]: d for d in client.get("/devices").json()["devices"]}
     assert listed["gfx942-tensile"]["status"] == "stand-in"
     assert listed["h800"]["link"] == "nvlink4-400"
-    own = {k: v for k, v in listed["t4"].items() if k != "trained"} | {"name": "t5", "status": "unreleased"}
-    body = ask([{"program": LINEAR, "device": device} for device in ("gfx942-tensile", own)], strict=True).json()
+    relabelled = {k: v for k, v in listed["t4"].items() if k != "trained"} | {"name": "t5", "status": "unreleased"}
+    body = ask([{"program": LINEAR, "device": device} for device in ("gfx942-tensile", relabelled)], strict=True).json()
     stand_in, unreleased = body["results"]
     assert "stands in for a board" in stand_in["domain_reason"]
     assert "the device is unreleased" in unreleased["domain_reason"]
     assert {stand_in["domain"], unreleased["domain"]} <= {"near", "out"}
-    refused = ask([{"program": LINEAR, "device": {**own, "status": "rumoured"}}]).json()["results"][0]["error"]
+    refused = ask([{"program": LINEAR, "device": {**relabelled, "status": "rumoured"}}]).json()["results"][0]["error"]
     assert refused["code"] == "invalid_device"
     assert "'stand-in' or 'unreleased'" in refused["message"]
 
 
 def test_specifications_that_differ_in_later_figures_share_no_cached_answer(predictor: LatencyPredictor) -> None:
-    own = {**lookup("l4").model_dump(mode="json", exclude={"aliases"}), "name": "own"}
+    inline = {**lookup("l4").model_dump(mode="json", exclude={"aliases"}), "name": "own"}
     devices = Devices()
-    first, second = (devices.find({**own, "l2_bandwidth_bytes_per_s": v}, predictor.artifact) for v in (1e12, 2e12))
+    first, second = (devices.find({**inline, "l2_bandwidth_bytes_per_s": v}, predictor.artifact) for v in (1e12, 2e12))
     assert first.digest == second.digest
     assert first.cache_key != second.cache_key
 

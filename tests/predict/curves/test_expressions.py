@@ -89,8 +89,8 @@ def test_a_large_fraction_is_said() -> None:
 @given(st.text(max_size=60) | st.text("batchtokens0123456789+-*/(),. ceilmaxmin", max_size=80))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
-        found = Expression(text)
-        if found.names <= set(AT):
-            found(AT)
+        expression = Expression(text)
+        if expression.names <= set(AT):
+            expression(AT)
     except InvalidProgramError as error:
         assert error.message
