@@ -324,9 +324,8 @@ class InferencePipeline:
         specs = [spec for _, spec in trained]
         # The trained devices follow the query's devices in the matrix: they are peers of unseen ones.
         matrix = stack_devices(specs)
-        inputs, nominal = (
-            RowInputs(batch.store, np.concatenate([matrix, known])) for known in (self._trained_matrix, self._nominal_matrix)
-        )
+        inputs = RowInputs(batch.store, np.concatenate([matrix, self._trained_matrix]))
+        nominal = RowInputs(batch.store, np.concatenate([matrix, self._nominal_matrix]))
         embedding = np.concatenate([np.array([index for index, _ in trained], dtype=np.intp), self._embedding])
         # The queries and the same queries on peer devices go through the network together.
         unseen, parts = np.flatnonzero(embedding[rows.device] == 0), [rows]
@@ -497,7 +496,8 @@ def _by_kind(batch: QueryBatch, chosen: Array) -> Iterator[tuple[Array, DeviceSp
     in_pytorch = rows.framework[chosen] == _PYTORCH
     columns = [rows.device[chosen], kind, rows.protocol[chosen], rows.backend[chosen], in_pytorch]
     first, inverse = distinct_rows(columns)
-    for i, (device, program, protocol, backend, pytorch) in enumerate(np.stack([c[first] for c in columns], 1).tolist()):
+    distinct = np.stack([c[first] for c in columns], axis=1).tolist()
+    for i, (device, program, protocol, backend, pytorch) in enumerate(distinct):
         operator, dtype = batch.kinds[program]
         members = chosen[inverse == i]
         meant = implementation_of(operator, "pytorch" if pytorch else None)
