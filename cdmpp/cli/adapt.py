@@ -79,7 +79,7 @@ def adapt(
             show_default=False,
         ),
     ] = None,
-    sampler: Annotated[Sampler, typer.Option(help="How the k records are chosen.")] = "kmeans",
+    sampler: Annotated[Sampler, typer.Option(help="How the k records are chosen.")] = "variance",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the choice.")] = 0,
     model: ModelOption = None,
     json: JsonOption = False,
