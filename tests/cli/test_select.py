@@ -29,6 +29,7 @@ def test_selected_programs_are_measured(run: Run, mine: list[object], tmp_path: 
     assert result.exit_code == 0, result.output
     summary = json.loads(result.stdout)
     assert len(summary["programs"]) == 4 and summary["protocol"] == "eager" and summary["pool_programs"] == 10
+    assert json.loads((folder / "select.json").read_text())["sampler"] == "variance"
     assert 0 < summary["estimate_s"] < 60 and sum(summary["families"].values()) == 4
     measured = run("measure", folder, "--threads", 1, "--json")
     assert measured.exit_code == 0, measured.output
