@@ -69,7 +69,7 @@ def adapt(
             "Default: use all.",
         ),
     ] = None,
-    sampler: Annotated[Sampler, typer.Option(help="How the k records are chosen.")] = "kmeans",
+    sampler: Annotated[Sampler, typer.Option(help="How the k records are chosen.")] = "variance",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the choice.")] = 0,
     model: ModelOption = None,
     json: JsonOption = False,

@@ -57,6 +57,9 @@ class ResidualSettings:
     clip : float
         Residuals are clipped to this distance from their median before the fit, so that a few outliers (a slow
         algorithm chosen by a library) do not affect all predictions.
+    spreads : float
+        :meth:`ResidualProcess.fit` widens ``clip`` to so many times the distance from the median within which 80 % of
+        the residuals are, so that a device whose families differ by more keeps their offsets.
     outlier : float
         A measurement that is slower than the others predict by more than this number of standard deviations has its
         noise increased by the excess; 0 for none. A faster one keeps its weight: the relative error of a prediction
@@ -73,11 +76,12 @@ class ResidualSettings:
     operator: float = 0.08
     setting: float = 0.1
     sizes: float = 0.4
-    length: float = 5.0
-    view: float = 1.3
-    peers: float = 0.15
-    noise: float = 0.07
+    length: float = 10.0
+    view: float = 1.0
+    peers: float = 0.3
+    noise: float = 0.05
     clip: float = 0.6
+    spreads: float = 2.0
     outlier: float = 0.0
     shift: float = 1.0
     amplitudes: tuple[float, ...] = (0.15, 0.35, 0.7, 1.0, 1.5, 2.2)
@@ -90,10 +94,21 @@ class ResidualSettings:
         return cls(**plain)
 
 
+#: Scales of scheduled programs on a CPU, chosen with held-out CPUs.
+COMPILED = ResidualSettings(length=5.0, view=1.3, peers=0.15, noise=0.07, spreads=0.0)
 #: Scales of scheduled GPU programs. A slow schedule is several times slower than predicted: larger deviations, and less
-#: weight of outliers. CPU programs keep the scales of library kernels, which have a smaller error on held-out CPUs.
-LAUNCHED = ResidualSettings(
-    constant=0.35, family=0.35, sizes=0.75, length=10.0, view=0.9, noise=0.053, clip=1.1, outlier=1.5, shift=0.7
+#: weight of outliers.
+LAUNCHED = replace(
+    COMPILED,
+    constant=0.35,
+    family=0.35,
+    sizes=0.75,
+    length=10.0,
+    view=0.9,
+    noise=0.053,
+    clip=1.1,
+    outlier=1.5,
+    shift=0.7,
 )
 
 
@@ -132,7 +147,9 @@ class AdapterFeatures:
     @property
     def settings(self) -> ResidualSettings:
         """Default scales of the residuals of such queries."""
-        return LAUNCHED if self.launched else ResidualSettings()
+        if self.numeric.shape[1] <= len(NUMERIC):
+            return ResidualSettings()
+        return LAUNCHED if self.launched else COMPILED
 
     def take(self, rows: Array) -> AdapterFeatures:
         """The rows with these positions."""
@@ -240,6 +257,8 @@ class ResidualProcess:
         The factors scale the whole kernel and the noise, so one eigendecomposition gives the likelihood of every pair.
         """
         base = settings or features.settings
+        spread = float(np.quantile(np.abs(residual - np.median(residual)), 0.8))
+        base = replace(base, clip=max(base.clip, base.spreads * spread))
         eigenvalues, vectors = np.linalg.eigh(kernel(features, features, base))
         squares = (vectors.T @ _clipped(np.asarray(residual, float), base)) ** 2
 

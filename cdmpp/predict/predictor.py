@@ -162,7 +162,7 @@ class LatencyPredictor(ModulePredictor):
         device: DeviceSpec | Mapping[str, Any] | str | None = None,
         *,
         k: int | None = None,
-        sampler: str = "kmeans",
+        sampler: str = "variance",
         seed: int = 0,
         protocol: Protocol = DEFAULT_PROTOCOL,
         framework: str | None = None,

@@ -275,7 +275,7 @@ def _with_peers(
         on_peers = as_peers(part, [index - 1 for index, _ in known])
         logs = np.concatenate([point[members], predict_rows(network, inputs, on_peers, embedding=embedding)[0]])
         reference = np.concatenate([inputs.reference(part), inputs.reference(on_peers)])
-        weight = weights(spec, operator, dtype, [peer for _, peer in known])
+        weight = weights(spec, operator, dtype, tuple(peer for _, peer in known))
         by, _ = carried_shift(logs, reference, sheet, (part, on_peers), weight, rule)
         point[members], levels[members] = point[members] + by, levels[members] + by[:, None]
     return point, levels

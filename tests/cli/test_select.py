@@ -26,6 +26,7 @@ def test_selected_programs_are_measured(run: Run, mine: list[object], tmp_path: 
     folder = tmp_path / "todo"
     summary = run.json("select", *mine, "--k", 4, "--out", folder)
     assert len(summary["programs"]) == 4 and summary["protocol"] == "eager" and summary["pool_programs"] == 10
+    assert json.loads((folder / "select.json").read_text())["sampler"] == "variance"
     assert 0 < summary["estimate_s"] < 60 and sum(summary["families"].values()) == 4
     assert run.json("measure", folder, "--threads", 1)["records"] == 4
     table = load_table(folder)

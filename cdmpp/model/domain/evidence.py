@@ -104,7 +104,8 @@ class Evidence:
         self._exact: set[tuple[str, ...]] = set()
         self._on_any_device: set[tuple[str, ...]] = set()
         self._protocols: set[tuple[str, str, str]] = set()
-        self._types: dict[tuple[str, str], set[str]] = {}
+        # Devices by element type, of each operator and backend.
+        self._types: dict[tuple[str, str], dict[str, set[str]]] = {}
         self._types_on: set[QueryKind] = set()
         # Frameworks of each context, "" among them where a row names none; also of any device ("").
         self._frameworks: dict[tuple[str, ...], set[str]] = {}
@@ -115,7 +116,8 @@ class Evidence:
             self._exact.add(context[:5])
             self._on_any_device.add(context[1:5])
             self._protocols.add((context.operator, context.protocol, context.backend))
-            self._types.setdefault((context.operator, context.backend), set()).add(context.dtype)
+            types = self._types.setdefault((context.operator, context.backend), {})
+            types.setdefault(context.dtype, set()).add(context.device)
             self._types_on.add(QueryKind(context.device, context.operator, context.dtype, context.backend))
         for context in launched or trained:
             for dtype in (context.dtype, ""):
@@ -161,13 +163,15 @@ class Evidence:
     def half_type(self, operator: str, backend: str, dtype: str = "") -> str:
         """The 16-bit type that predictions of type ``dtype`` are derived from: a trained one, else float16.
 
-        Of two trained ones, bfloat16 for float8 and float4, the type of the activations where only the weights are
-        narrow, and float16 for the remaining types.
+        Of two trained ones, bfloat16 for float8 and float4, and the type of the activations where only the weights are
+        narrow. A wider type that was never trained follows the one of more devices: vLLM's float16 norms of 2023 use
+        a third of the bandwidth. The remaining types go with float16, which more devices have units for.
         """
-        types = self._types.get((operator, backend), set())
+        types = self._types.get((operator, backend), {})
         base = base_type(dtype)
         preferred = "bfloat16" if base.startswith(("float8", "float4")) else base if base != dtype else ""
-        order = sorted(HALVES, key=lambda half: half != preferred)
+        devices = {half: 0 if dtype in types or dtype in NARROW else len(types.get(half, ())) for half in HALVES}
+        order = sorted(HALVES, key=lambda half: (half != preferred, -devices[half]))
         return next((half for half in order if half in types), HALVES[0])
 
     def was_trained(self, kind: QueryKind) -> bool:
@@ -283,7 +287,7 @@ class Evidence:
         _, operator, dtype, backend, _ = kind
         if operator == TIR or dtype == self.half_type(operator, backend, dtype) or self.was_trained(kind):
             return False
-        types = self._types.get((operator, backend), set())
+        types = self._types.get((operator, backend), {})
         return dtype not in types if types else dtype != "float32"
 
     def emulated(self, kind: QueryKind, device: DeviceSpec) -> bool:

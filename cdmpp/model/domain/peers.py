@@ -147,7 +147,8 @@ def rule_of(device: DeviceSpec, operator: str) -> PeerRule:
     return EXPERTS_RULE if operator_family(operator) == "moe" else LIBRARY_RULE
 
 
-def weights(device: DeviceSpec, operator: str, dtype: str, peers: Sequence[DeviceSpec]) -> Array:
+@lru_cache(maxsize=4096)
+def weights(device: DeviceSpec, operator: str, dtype: str, peers: tuple[DeviceSpec, ...]) -> Array:
     """Weight of each peer, (peers,), with sum 1; 0 where it is less than :data:`MIN_WEIGHT`.
 
     Weights follow the similarity of the devices' figures, and of their architecture. Peers of one architecture share

@@ -85,6 +85,8 @@ class InferencePipeline:
         self._trained = known_devices(self._devices)
         self._trained_matrix = stack_devices([spec for _, spec in self._devices])
         self._nominal_matrix = stack_devices([spec.nominal() for _, spec in self._devices])
+        self._embedding = np.array([index for index, _ in self._devices], dtype=np.intp)
+        self._column_of = {index: position for position, index in enumerate(self._embedding.tolist())}
         self._peers = Peers(self._devices, artifact.domain)
         adapter = artifact.adapter
         self._features = FeatureMaker(artifact.weights, adapter.names) if adapter is not None else None
@@ -242,7 +244,7 @@ class InferencePipeline:
         peers = self._peers.of(spec.kind, spec.vendor, kind.operator, kind.dtype, protocol, kind.backend, meant)
         if not peers:
             return ""
-        weight = weights(spec, kind.operator, kind.dtype or "float32", [peer for _, peer in peers])
+        weight = weights(spec, kind.operator, kind.dtype or "float32", tuple(peer for _, peer in peers))
         largest = [i for i in np.argsort(-weight, kind="stable")[:3].tolist() if weight[i]]
         return ", ".join(f"{peers[i][1].name} ({100 * weight[i]:.0f} %)" for i in largest)
 
@@ -321,10 +323,10 @@ class InferencePipeline:
         rows = batch.rows
         specs = [spec for _, spec in trained]
         # The trained devices follow the query's devices in the matrix: they are peers of unseen ones.
-        inputs = RowInputs(batch.store, np.concatenate([stack_devices(specs), self._trained_matrix]))
-        nominal = RowInputs(batch.store, np.concatenate([stack_devices(specs), self._nominal_matrix]))
-        embedding = np.array([index for index, _ in (*trained, *self._devices)])
-        column_of = {index: position for position, (index, _) in enumerate(self._devices)}
+        matrix = stack_devices(specs)
+        inputs = RowInputs(batch.store, np.concatenate([matrix, self._trained_matrix]))
+        nominal = RowInputs(batch.store, np.concatenate([matrix, self._nominal_matrix]))
+        embedding = np.concatenate([np.array([index for index, _ in trained], dtype=np.intp), self._embedding])
         # The queries and the same queries on peer devices go through the network together.
         unseen, parts = np.flatnonzero(embedding[rows.device] == 0), [rows]
         groups: list[tuple[Array, DeviceSpec, str, Array, Array, Array]] = []
@@ -334,10 +336,10 @@ class InferencePipeline:
             peers = self._peers.of(spec.kind, spec.vendor, *kind)
             if not peers:
                 continue
-            weight = weights(spec, *kind[:2], [peer for _, peer in peers])
+            weight = weights(spec, *kind[:2], tuple(peer for _, peer in peers))
             counts = (weight > 0) & corrects(spec.kind, kind[0])
             computed = np.ones(len(peers), dtype=bool) if details else counts
-            columns = np.array([column_of[index] for index, _ in peers])[computed]
+            columns = np.array([self._column_of[index] for index, _ in peers])[computed]
             groups.append((members, spec, kind[0], weight[counts], columns, counts[computed]))
             parts.append(as_peers(rows.take(members), len(specs) + columns))
             step[members] += FEW_STEP / len({peer.arch for _, peer in peers})
@@ -492,10 +494,11 @@ def _by_kind(batch: QueryBatch, chosen: Array) -> Iterator[tuple[Array, DeviceSp
     kind = batch.kind[rows.program[chosen]]
     in_pytorch = rows.framework[chosen] == _PYTORCH
     columns = [rows.device[chosen], kind, rows.protocol[chosen], rows.backend[chosen], in_pytorch]
-    distinct, inverse = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
-    for i, (device, program, protocol, backend, pytorch) in enumerate(distinct.tolist()):
+    first, inverse = distinct_rows(columns)
+    distinct = np.stack([c[first] for c in columns], axis=1).tolist()
+    for i, (device, program, protocol, backend, pytorch) in enumerate(distinct):
         operator, dtype = batch.kinds[program]
-        members = chosen[inverse.reshape(-1) == i]
+        members = chosen[inverse == i]
         meant = implementation_of(operator, "pytorch" if pytorch else None)
         yield members, batch.specs[device], (operator, dtype, PROTOCOLS[protocol], BACKENDS[backend], meant)
 

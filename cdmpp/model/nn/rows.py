@@ -156,6 +156,8 @@ class QueryRows:
 def distinct_rows(columns: Sequence[Array]) -> tuple[Array, Array]:
     """Positions of the first of each distinct row of integer columns (values from -1), and each row's index of it."""
     code = np.zeros(len(columns[0]), dtype=np.int64)
+    if len(code) == 1:
+        return code, code
     for column in columns:
         code = code * (int(column.max(initial=0)) + 2) + column + 1
     _, first, inverse = np.unique(code, return_index=True, return_inverse=True)

@@ -154,7 +154,7 @@ def adapt(
     records: DeviceRecords,
     *,
     k: int | None = None,
-    sampler: str = "kmeans",
+    sampler: str = "variance",
     seed: int = 0,
     settings: ResidualSettings | None = None,
     cache: FeatureCache | None = None,

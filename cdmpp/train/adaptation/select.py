@@ -75,7 +75,7 @@ def select(
     pool: Sequence[OperatorSpec],
     k: int,
     *,
-    sampler: str = "kmeans",
+    sampler: str = "variance",
     seed: int = 0,
     protocol: str = "kernel",
     framework: str = "",

@@ -58,7 +58,7 @@ class AdaptRequest(RequestModel):
             "reported for the remaining records. Default: use all records."
         ),
     ] = None
-    sampler: Annotated[Sampler, Field(description="Method that chooses the k records.")] = "kmeans"
+    sampler: Annotated[Sampler, Field(description="Method that chooses the k records.")] = "variance"
     seed: Annotated[int, Field(ge=0, le=2**31 - 1), WholeNumber] = 0
 
 

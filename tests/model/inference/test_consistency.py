@@ -89,7 +89,7 @@ def test_int8_is_not_slower_than_16_bit_types_where_its_peak_is_higher(
     evidence, compared = Evidence(predictor.artifact.domain.contexts), 0
     for i, (spec, name, framework) in enumerate(cells()):
         device = predictor.artifact.device(name)
-        half = evidence.half_type(spec.operator, "library")
+        half = evidence.half_type(spec.operator, "library", "int8")
         trained = evidence.was_trained(QueryKind(device.name, spec.operator, "int8", "library"))
         if trained or device.peak("int8", matrix=True) <= device.peak(half, matrix=True):
             continue
@@ -104,7 +104,7 @@ def test_int8_is_not_slower_than_16_bit_types_where_its_peak_is_higher(
 
 def test_untrained_type_is_the_16_bit_prediction_times_the_roofline_ratio(predictor: LatencyPredictor) -> None:
     for text, half, types, device in (
-        ("rmsnorm:rows=65536,cols=8192", "float16", ("int8", "float32"), "a100-pcie-40gb"),
+        ("rmsnorm:rows=65536,cols=8192", "bfloat16", ("float32",), "a100-pcie-40gb"),
         ("softmax:rows=65536,cols=8192", "bfloat16", ("int8", "float16"), "l4"),
         ("gelu:rows=65536,cols=8192", "float16", ("int8", "bfloat16"), "a100-pcie-40gb"),
         ("attention_prefill:batch=8,q_len=4096,heads=32,kv_heads=32,head_dim=128", "float16", ("int8",), "b200"),
@@ -245,6 +245,24 @@ def test_types_are_derived_from_the_16_bit_type_of_their_activations() -> None:
     assert {dtype: evidence.half_type("linear", "library", dtype) for dtype in halves} == halves
     assert evidence.half_type("rmsnorm", "library", "float8_e4m3") == "float16"
     assert evidence.half_type("moe", "library", "float8_e4m3") == "float16"
+
+
+def test_type_without_rows_follows_the_16_bit_type_of_more_devices() -> None:
+    trained = (("t4", "float16"), ("a40", "bfloat16"), ("l4", "bfloat16"), ("l4", "float64"))
+    contexts = [Context(device, "rmsnorm", dtype, "kernel", "library") for device, dtype in trained]
+    evidence = Evidence(key for context in contexts for key in Context.keys(context))
+    assert evidence.half_type("rmsnorm", "library", "float32") == "bfloat16"
+    assert [evidence.half_type("rmsnorm", "library", dtype) for dtype in ("float64", "int8")] == ["float16"] * 2
+
+
+def test_float32_norm_uses_about_the_bandwidth_of_the_measured_one(predictor: LatencyPredictor) -> None:
+    queries = [
+        Query(TensorProgram.from_operator(f"{operator}:rows=16384,cols=8192"), "h100-sxm")
+        for operator in ("rmsnorm", "layernorm")
+    ]
+    norm, measured = ask(predictor, queries)
+    assert norm.latency_s and measured.latency_s and measured.domain == "in"
+    assert norm.latency_s == pytest.approx(measured.latency_s, rel=0.1)
 
 
 def test_only_the_measured_framework_exempts_a_narrow_type() -> None:

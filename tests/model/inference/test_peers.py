@@ -66,7 +66,7 @@ def test_bare_fp8_products_on_an_unseen_board_keep_the_kernel_of_their_framework
 def test_weights_prefer_the_architecture_and_the_figures_of_the_device() -> None:
     names = ("rtx-3090", "rtx-a6000", "l20", "l40", "a100-sxm4-80gb", "h100-sxm", "h200", "t4")
     for name, alike in (("rtx-4090", {"l20", "l40"}), ("h20", {"h100-sxm", "h200"})):
-        weight = weights(lookup(name), "linear", "float32", [lookup(n) for n in names])
+        weight = weights(lookup(name), "linear", "float32", tuple(lookup(n) for n in names))
         assert weight.sum() == pytest.approx(1.0)
         assert sum(w for n, w in zip(names, weight, strict=True) if n in alike) > 0.8
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cdmpp.model.adapter import (
+    COMPILED,
     LAUNCHED,
     NUMERIC,
     AdapterFeatures,
@@ -110,6 +111,13 @@ def test_an_outlier_is_clipped_and_a_constant_is_learned() -> None:
     assert (variance >= 0).all()
 
 
+def test_families_far_apart_keep_their_offsets() -> None:
+    known = features(40)
+    residual = np.where(known.family == 0, -1.0, 1.0)
+    mean, _ = ResidualProcess.fit(known, residual).mean_and_variance(known)
+    assert np.abs(mean - residual).max() < 0.1
+
+
 def test_slow_outlier_loses_weight_and_fast_one_keeps_it() -> None:
     known, residual = features(40), np.zeros(40)
     at = known.take(np.array([7]))
@@ -123,12 +131,12 @@ def test_slow_outlier_loses_weight_and_fast_one_keeps_it() -> None:
     assert means[-1.0, 1.5] == pytest.approx(means[-1.0, 0.0], rel=0.05)
 
 
-def test_scheduled_gpu_programs_have_their_own_scales() -> None:
+def test_scheduled_programs_have_their_own_scales() -> None:
     few = features(3)
     cpu = replace(few, numeric=np.ones((3, len(NUMERIC) + KERNEL_WIDTH), np.float32))
     cpu.numeric[:, len(NUMERIC) :] = 0  # no launch
     gpu = replace(few, numeric=1 - cpu.numeric)
-    assert few.settings == cpu.settings == ResidualSettings() and gpu.settings == LAUNCHED
+    assert (few.settings, cpu.settings, gpu.settings) == (ResidualSettings(), COMPILED, LAUNCHED)
     process = ResidualProcess.fit(gpu, np.array([0.1, 0.2, 2.0]))
     assert process.settings.outlier == LAUNCHED.outlier > 0
 
