@@ -46,6 +46,12 @@ SeedsOption = Annotated[
 IgnoreMemoryOption = Annotated[
     bool, typer.Option("--ignore-memory", help="Plan as if the devices had unlimited memory.", show_default=False)
 ]
+ExecutableOption = Annotated[
+    bool,
+    typer.Option(
+        "--executable", help="pipeline: only plans that torch.distributed.pipelining runs.", show_default=False
+    ),
+]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="The request; - for stdin.")]
 
 
@@ -228,14 +234,16 @@ def run_request(
     *,
     print_request: bool = False,
     ignore_memory: bool = False,
+    executable: bool = False,
 ) -> None:
     """Solve a request, write its files and print the plan; ``name`` stands in messages."""
     json, figure, model, url, remote, ray, seeds = options
     check_figure(figure)
     try:
         value = value_of()
-        if ignore_memory and isinstance(value, dict):
-            value["ignore_memory"] = True
+        if isinstance(value, dict):
+            value |= {"ignore_memory": True} if ignore_memory else {}
+            value |= {"executable": True} if executable else {}
         if print_request:
             print_json(value)
             return
@@ -266,6 +274,7 @@ def _command(spec: PlannerSpec) -> None:
         settings: SetOption = None,
         print_request: PrintOption = False,
         ignore_memory: IgnoreMemoryOption = False,
+        executable: ExecutableOption = False,
     ) -> None:
         files = PlanFiles.of(spec.name, export, out, read, fields, settings or [])
 
@@ -273,7 +282,8 @@ def _command(spec: PlannerSpec) -> None:
             return files.request(file)
 
         options = (json, figure, model, url, remote, ray, seeds)
-        run_request(spec, file, value, files, options, print_request=print_request, ignore_memory=ignore_memory)
+        flags = {"print_request": print_request, "ignore_memory": ignore_memory, "executable": executable}
+        run_request(spec, file, value, files, options, **flags)
 
     run.__doc__ = spec.summary
     plan.command(spec.name, cls=RayCommand, epilog=f"example: cdmpp plan {spec.name} request.json --json")(run)

@@ -42,7 +42,9 @@ def steps(draw: st.DrawFn, most_units: int = 3, ranks: int = 3) -> Tasks:
         units.append(draw(st.integers(1, most_units)))
         layers = at * segments[-1] + draw(st.integers(0, 1))
         behind = draw(st.sets(st.integers(0, i - 1), max_size=2)) if i else set()
-        modules.append(module(f"m{i}", layers, draw(COSTS), draw(COSTS), tuple(sorted(behind))))
+        sent_s = draw(st.sampled_from([0.0, 0.25, 2.0]))
+        transfer = (np.array([1.0, 4.0]), np.array([sent_s, 2 * sent_s])) if sent_s else None
+        modules.append(module(f"m{i}", layers, draw(COSTS), draw(COSTS), tuple(sorted(behind)), transfer=transfer))
     return step(modules, units, segments, at)
 
 

@@ -17,7 +17,6 @@ import numpy as np
 
 from cdmpp.plan.multimodal.dispatch import DispatchRule
 from cdmpp.plan.multimodal.knobs import choose_knobs, least_bytes
-from cdmpp.plan.multimodal.modules import split_evenly
 from cdmpp.plan.multimodal.placement import (
     Cuts,
     Items,
@@ -103,7 +102,9 @@ class StepDesigns:
     def evaluate(self, placement: Placement, items: Items, cutoff_s: float = math.inf) -> Evaluated | None:
         """Quick schedules of a design; None if it is known, cannot be below ``cutoff_s``, or does not fit."""
         key = hash((placement.chunks, items))
-        if key in self._known or (self.has_plan and not self._affordable(placement, items)):
+        if key in self._known or not self.step.allows(placement, items):
+            return None
+        if self.has_plan and not self._affordable(placement, items):
             return None
         self._known.add(key)
         if quick_bound_s(self.step, placement, items) >= cutoff_s * (1 - ROUNDING):
@@ -117,8 +118,12 @@ class StepDesigns:
     def one_f_one_b(self, placement: Placement) -> tuple[Schedule, int] | None:
         """1F1B of a contiguous placement with the best number of micro-batches; None where none fits."""
         best: tuple[Schedule, int] | None = None
-        for count in micro_batch_counts(self.step.batch[self.step.links.samples]):
-            items, micro_batches = split_micro_batches(self.step.batch, count, self.step.links)
+        step = self.step
+        counts = step.equal_counts() if step.executable else micro_batch_counts(step.batch[step.links.samples])
+        for count in counts:
+            items, micro_batches = split_micro_batches(step.batch, count, step.links)
+            if not step.allows(placement, items):
+                return None
             if best is not None and not self._affordable(placement, items):
                 break
             with self._timed(task_count(placement, items)):
@@ -130,7 +135,7 @@ class StepDesigns:
 
     def segments_1f1b(self, placement: Placement, items: Sequence[Sequence[int]]) -> Schedule | None:
         """1F1B of segments in data order; None where it does not fit, or takes too long to compute."""
-        if self.has_plan and not self._affordable(placement, items):
+        if not self.step.allows(placement, items) or (self.has_plan and not self._affordable(placement, items)):
             return None
         with self._timed(task_count(placement, items)):
             tasks = self._tasks(placement, items)
@@ -359,7 +364,7 @@ class DesignSearch:
         for count in _counts(items, len(best.design.items[at][i])):
             if self._over():
                 break
-            changed = _with_units(best.design, at, i, split_evenly(items, count))
+            changed = self._with_count(best.design, at, i, count)
             if self.add(changed, best) | self.add(self._rebalanced(changed), best):
                 improved, best = True, self.pool[0]
         return improved
@@ -420,8 +425,13 @@ class DesignSearch:
             count = len(design.items[at][i])
             step = int(self._rng.choice(_COUNT_STEPS)) if self._rng.random() < 0.6 else round(count * factor) - count
             count = min(max(aligned or count + step, 1), batch[i])
-            design = _with_units(design, at, i, split_evenly(batch[i], count))
+            design = self._with_count(design, at, i, count)
         return design
+
+    def _with_count(self, design: Design, at: int, i: int, count: int) -> Design:
+        """The design with another number of sub-micro-batches of module ``i`` in step ``at``."""
+        items = self.steps[at].step.split(design.items[at], i, count)
+        return replace(design, items=(*design.items[:at], items, *design.items[at + 1 :]))
 
     def _move_layers(self, design: Design) -> Design:
         """Move a layer of a module to another part; often another module's layer goes the other way."""
@@ -454,13 +464,6 @@ class DesignSearch:
             weights = np.diff(np.concatenate([[0.0], np.cumsum(module.layers)])[list(cuts)])
             load += layer_s * weights.reshape(-1, self.ranks).sum(axis=0)
         return load
-
-
-def _with_units(design: Design, at: int, i: int, units: tuple[int, ...]) -> Design:
-    """The design with other sub-micro-batches of module ``i`` in step ``at``."""
-    items = design.items[at]
-    changed = (*items[:i], units, *items[i + 1 :])
-    return replace(design, items=(*design.items[:at], changed, *design.items[at + 1 :]))
 
 
 def _counts(items: int, now: int) -> Iterator[int]:

@@ -37,17 +37,8 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Placement:
-    """Chunks of each module in the order of the forward pass.
+    """Chunks of each module in the order of the forward pass."""
 
-    Attributes
-    ----------
-    name : str
-        "segments" or "contiguous".
-    chunks : tuple of tuple of Chunk
-        By module.
-    """
-
-    name: str
     chunks: tuple[tuple[Chunk, ...], ...]
 
     def segments(self, module: int) -> int:
@@ -150,14 +141,13 @@ def in_segments(
             load[chunk % ranks] += weights[cuts[chunk] : cuts[chunk + 1]].sum()
     _level(cuts_of, totals, load)
     return Placement(
-        "segments",
         tuple(
             tuple(
                 Chunk(chunk // ranks, chunk % ranks, int(cuts[chunk]), int(cuts[chunk + 1] - cuts[chunk]))
                 for chunk in range(len(cuts) - 1)
             )
             for cuts in cuts_of
-        ),
+        )
     )
 
 
@@ -240,7 +230,7 @@ def contiguous_at(modules: Sequence[Module], cuts: np.ndarray) -> Placement:
                 parts.append(Chunk(0, rank, first - begin, last - first))
         chunks[i] = tuple(parts)
         begin = end
-    return Placement("contiguous", tuple(chunks))
+    return Placement(tuple(chunks))
 
 
 def place(cuts: Cuts, ranks: int) -> Placement:
@@ -254,7 +244,7 @@ def place(cuts: Cuts, ranks: int) -> Placement:
                 segment = 0 if not chunks else chunks[-1].segment + (rank <= chunks[-1].rank)
                 chunks.append(Chunk(segment, rank, first, last - first))
         rows.append(tuple(chunks))
-    return Placement("segments", tuple(rows))
+    return Placement(tuple(rows))
 
 
 def cuts_of(placement: Placement, ranks: int) -> Cuts:
@@ -413,13 +403,16 @@ def improve_cuts(
         Passes of ``max_passes`` that are left.
     """
     count = len(items[0])
-    forward, backward = [], []
+    forward, backward, sent = [], [], []
     for i in topological_order(modules):
-        costs = {int(n): modules[i].layer_s(int(n)) if n else (0.0, 0.0) for n in set(items[i].tolist())}
-        seconds = np.array([costs[int(n)] for n in items[i]]).T
-        layers = np.array(modules[i].layers)[:, None]
+        module = modules[i]
+        costs = {n: (*module.layer_s(n), module.transfer_s(n)) if n else (0.0,) * 3 for n in set(items[i].tolist())}
+        seconds = np.array([costs[n] for n in items[i].tolist()]).T
+        layers = np.array(module.layers)[:, None]
         forward.append(layers * seconds[0])
         backward.append(layers * seconds[1])
+        sent += [seconds[2]] * len(layers)
+    sent_s, rank = np.array(sent), np.tile(np.repeat(np.arange(ranks), count), 2)
     zeros = np.zeros((1, count))
     forward_total_s = np.cumsum(np.concatenate([zeros, *forward]), axis=0)
     backward_total_s = np.cumsum(np.concatenate([zeros, *backward]), axis=0)
@@ -431,6 +424,8 @@ def improve_cuts(
     def makespan_s(at: np.ndarray) -> float:
         passes_s = [np.diff(total_s[at], axis=0).ravel() for total_s in (forward_total_s, backward_total_s)]
         timed = graph._replace(duration_s=np.concatenate(passes_s))
+        if sent_s.any():
+            timed = timed.with_transfers(rank, sent_s[at[1:] - 1].ravel())
         return float(run_in_order(timed, first_of, order.ravel(), start_s, place))
 
     # With many ranks and few micro-batches the time is that of waiting ranks, which are visited in each round.
@@ -462,7 +457,7 @@ def _whole_micro_batches(ranks: int, count: int) -> tuple[TaskGraph, np.ndarray]
     backward = forward + forward.size
     sources = [forward[:-1].ravel(), backward[1:].ravel(), forward[-1]]
     targets = [forward[1:].ravel(), backward[:-1].ravel(), backward[-1]]
-    graph = make_graph(np.zeros(2 * forward.size), sources, targets)
+    graph = make_graph(sources, targets, 2 * forward.size)
     m, warm_up = np.arange(count), np.minimum(ranks - 1 - np.arange(ranks), count)[:, None]
     order = np.empty((ranks, 2 * count), np.int64)
     # ``warm_up`` forward passes, forward and backward alternately, ``warm_up`` backward passes.

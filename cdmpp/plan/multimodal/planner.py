@@ -10,7 +10,7 @@ import numpy as np
 from cdmpp.errors import InfeasibleError
 from cdmpp.plan.multimodal.designs import Design, DesignSearch, Evaluated, EvaluatedDesign, StepDesigns, variants_of
 from cdmpp.plan.multimodal.knobs import choose_knobs
-from cdmpp.plan.multimodal.modules import EFFICIENCY, MemoryOptions, Module, link_items
+from cdmpp.plan.multimodal.modules import EFFICIENCY, MemoryOptions, Module, chained, link_items
 from cdmpp.plan.multimodal.placement import (
     MAX_CUT_PASSES,
     Items,
@@ -94,6 +94,7 @@ def plan_steps(
     seed: int = 0,
     max_steps: int | None = None,
     counts: CacheCounts | None = None,
+    executable: bool = False,
     on_progress: Callable[[list[StepSolution]], None] | None = None,
 ) -> list[StepSolution]:
     """Place the modules once, and schedule each step on that placement.
@@ -116,6 +117,8 @@ def plan_steps(
         Orders to evaluate in all steps together.
     counts : CacheCounts, optional
         Updated.
+    executable : bool
+        Only plans that torch.distributed.pipelining runs (:class:`StepSettings`), with the modules as a chain.
     on_progress : callable, optional
         Called with a copy of the solutions so far, every few orders.
 
@@ -135,8 +138,15 @@ def plan_steps(
     control = control if control is not None else SearchControl(1.0)
     counts = counts if counts is not None else CacheCounts()
     used = most_used_ranks(modules, ranks)
+    if executable:
+        modules = chained(modules)
+        if used < ranks:
+            raise InfeasibleError.at(
+                "executable", f"{used} layers are fewer than {ranks} ranks, and each needs a stage"
+            )
     settings = [
-        StepSettings(modules, batch, used, memory, link_items(modules, batch, samples), efficiency) for batch in batches
+        StepSettings(modules, batch, used, memory, link_items(modules, batch, samples), efficiency, executable)
+        for batch in batches
     ]
 
     def report(solutions: list[StepSolution]) -> None:
@@ -269,7 +279,11 @@ class Planner:
     def _add_baselines(self) -> None:
         """1F1B on contiguous placements and on the rule's segments; the former are the first designs."""
         links = link_items(self.modules, self.total, self.samples)
-        for placement in contiguous_placements(self.modules, self.total, self.ranks, links, self._late):
+        placements = contiguous_placements(self.modules, self.total, self.ranks, links, self._late)
+        if self.settings[0].executable:  # balanced cuts may leave a rank without layers
+            layers = sum(len(module.layers) for module in self.modules)
+            placements.append(contiguous_at(self.modules, np.arange(self.ranks + 1) * layers // self.ranks))
+        for placement in placements:
             if self.search.pool and self._late():
                 break
             self._try_1f1b(placement)
@@ -343,6 +357,12 @@ class Planner:
         ones: list[Items] = [tuple((n,) if n else () for n in step.batch) for step in self.settings]
         one_segment = [1] * len(self.modules)
         yield from self._balanced(ones, one_segment)
+        if self.settings[0].executable:
+            counts = max(len(step.equal_counts()) for step in self.settings)
+            for at in range(1, counts):
+                rows = [(c := step.equal_counts())[min(at, len(c) - 1)] for step in self.settings]
+                items = [step.split(o, 0, count) for step, o, count in zip(self.settings, ones, rows, strict=True)]
+                yield from self._balanced(items, one_segment)
         for sizes in rule_sizes(self.modules):
             items = [tuple(split_batch(step.batch, sizes)) for step in self.settings]
             placement = rule_placement(self.modules, self.total, sizes, self.ranks)

@@ -69,7 +69,7 @@ def branch_and_bound(
     nodes : int
         Nodes that are left.
     """
-    duration_s, dependencies, first_after, after = graph
+    duration_s, dependencies, first_after, after, lag_s = graph
     tasks = len(duration_s)
     waiting = np.empty((tasks + 1, tasks), np.int64)
     ready_s = np.zeros((tasks + 1, tasks), np.float64)
@@ -147,7 +147,7 @@ def branch_and_bound(
         end_s[depth] = max(end_s[depth - 1], done_s)
         for i in range(first_after[task], first_after[task + 1]):
             waiting[depth, after[i]] -= 1
-            ready_s[depth, after[i]] = max(ready_s[depth, after[i]], done_s)
+            ready_s[depth, after[i]] = max(ready_s[depth, after[i]], done_s + lag_s[i])
     return best_s, True, nodes
 
 
@@ -251,7 +251,9 @@ def try_all(step: StepSettings, best: Schedule, over: Callable[[int], bool]) -> 
         if over(solved):
             return best, False, solved
         chosen = np.unravel_index(at, [len(row) for row in rows])
-        placement = Placement("segments", tuple(row[int(k)] for row, k in zip(rows, chosen, strict=True)))
+        placement = Placement(tuple(row[int(k)] for row, k in zip(rows, chosen, strict=True)))
+        if not step.allows(placement, items[number]):
+            continue
         solved += 1
         best, exact = _solve(step, placement, items[number], best)
         proven = proven and exact
@@ -286,6 +288,8 @@ def _rows(step: StepSettings) -> list[list[_Row]] | None:
 
 def _items(step: StepSettings) -> list[Items]:
     """Different sub-micro-batches: every number for each module, and every number of micro-batches of samples."""
+    if step.executable:
+        return [step.split(((),) * len(step.batch), 0, count) for count in step.equal_counts()]
     if math.prod(max(n, 1) for n in step.batch) > MAX_DESIGNS:
         return []
     even = itertools.product(

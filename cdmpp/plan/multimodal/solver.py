@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cdmpp.plan.base.passes import WAYS, Execution, draw_passes, pass_colours
 from cdmpp.plan.multimodal.knobs import peak_bytes
 from cdmpp.plan.multimodal.modules import EFFICIENCY, Knob, Module
 from cdmpp.plan.multimodal.planner import StepSolution, plan_steps
@@ -24,7 +25,7 @@ from cdmpp.plan.multimodal.schema import (
 from cdmpp.plan.multimodal.search import CacheCounts
 from cdmpp.plan.multimodal.tasks import Schedule, Tasks, schedule_orders
 from cdmpp.predict.requests.budget import SearchControl
-from cdmpp.predict.requests.plot import Bar, draw_legend, draw_timeline, new_figure, shade
+from cdmpp.predict.requests.plot import draw_legend, new_figure
 from cdmpp.predict.requests.pricing import Cost
 from cdmpp.predict.requests.request import Interval
 from cdmpp.utils.jit import COMPILED
@@ -41,12 +42,17 @@ def solve(request: MultimodalRequest, control: SearchControl) -> MultimodalPlan:
     batches = [batch for _, batch in request.named_batches()]
     costs, counts = request.costs(), CacheCounts()
     bounds = None
-    if any(cost.parts for forward, backward in costs for cost in (*forward, *backward)):
+    transfers = [module.transfer.points()[1] for module in request.modules if module.transfer is not None]
+    if any(cost.parts for curves in (*costs, transfers) for curve in curves for cost in curve):
         bounds = request.resolved_modules("lower_s"), request.resolved_modules("upper_s")
 
-    def plan_of(solutions: Sequence[StepSolution]) -> MultimodalPlan:
+    def plan_of(solutions: Sequence[StepSolution], unrestricted_s: float | None = None) -> MultimodalPlan:
         steps = [make_step_plan(solution, request.efficiency, bounds) for solution in solutions]
-        return make_plan(solutions, steps, costs, counts, several=request.batches is not None)
+        plan = make_plan(solutions, steps, costs, counts, several=request.batches is not None)
+        if unrestricted_s is None:
+            return plan
+        execution = Execution.of(plan.makespan_s, unrestricted_s)
+        return plan.model_copy(update={"execution": execution, "explanation": [*plan.explanation, str(execution)]})
 
     def on_progress(solutions: Sequence[StepSolution]) -> None:
         control.report(
@@ -55,20 +61,26 @@ def solve(request: MultimodalRequest, control: SearchControl) -> MultimodalPlan:
             answer=partial(plan_of, solutions),
         )
 
-    solutions = plan_steps(
-        request.resolved_modules(),
-        [[batch[module.name] for module in request.modules] for batch in batches],
-        request.ranks,
-        memory=request.memory,
-        efficiency=request.efficiency,
-        samples=request.samples_index,
-        control=control,
-        seed=request.seed,
-        max_steps=request.max_steps,
-        counts=counts,
-        on_progress=on_progress,
-    )
-    return plan_of(solutions)
+    def search(control: SearchControl, **more: Any) -> list[StepSolution]:
+        return plan_steps(
+            request.resolved_modules(),
+            [[batch[module.name] for module in request.modules] for batch in batches],
+            request.ranks,
+            memory=request.memory,
+            efficiency=request.efficiency,
+            samples=request.samples_index,
+            control=control,
+            seed=request.seed,
+            max_steps=request.max_steps,
+            counts=counts,
+            **more,
+        )
+
+    if not request.executable:
+        return plan_of(search(control, on_progress=on_progress))
+    executable = search(control.part(control.budget_s and control.left_s / 2), executable=True, on_progress=on_progress)
+    free = search(control.part())
+    return plan_of(executable, sum(solution.schedule.makespan_s for solution in free))
 
 
 @cache
@@ -150,7 +162,9 @@ def make_step_plan(
     total_s = schedule.makespan_s * tasks.ranks
     interval = None
     if bounds is not None:
-        lower_s, upper_s = (schedule_orders(tasks.with_costs(modules), orders).makespan_s for modules in bounds)
+        lower_s, upper_s = (
+            schedule_orders(tasks.with_costs(modules, tasks.knobs), orders).makespan_s for modules in bounds
+        )
         interval = Interval(lower_s=lower_s, upper_s=upper_s)
     return StepPlan(
         batch=dict(zip(names, solution.batch, strict=True)),
@@ -310,56 +324,16 @@ def _module(module: Module, units: Sequence[int], forward: list[Cost], backward:
     return line + (f" ({'; '.join(programs)})" if programs else "")
 
 
-#: Colour of each module's forward passes; backward passes are darker.
-COLOURS = ("#4c9be8", "#f2a33c", "#57b894", "#d46a6a", "#9a7fd1", "#8c8c8c", "#c9b458", "#5fb3c9")
-_BACKWARD_SHADE = 0.62
-
-
 def draw(request: MultimodalRequest, plan: MultimodalPlan) -> Figure:
-    """One row for each rank, one panel for each step.
-
-    Raises
-    ------
-    MissingDependencyError
-        matplotlib is not installed.
-    """
-    panels = [
-        ("" if plan.plans is None else f"step {number}", step.makespan_s, step.order)
-        for number, step in enumerate(plan.step_plans())
-    ]
-    return draw_timelines([module.name for module in request.modules], panels)
-
-
-def draw_timelines(names: Sequence[str], panels: Sequence[tuple[str, float, list[list[ScheduledPass]]]]) -> Figure:
-    """Timelines below each other on a common time axis.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Modules.
-    panels : sequence of (str, float, list of list of ScheduledPass)
-        Title, makespan in seconds, and passes of each rank.
-    """
-    ranks = max(len(order) for _, _, order in panels)
-    figure = new_figure(11, 0.8 + len(panels) * (0.8 + 0.32 * ranks))
-    axes = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
-    longest_s = max(makespan_s for _, makespan_s, _ in panels)
-    colours = {
-        (name, way): COLOURS[i % len(COLOURS)] if way == "F" else shade(COLOURS[i % len(COLOURS)], _BACKWARD_SHADE)
-        for i, name in enumerate(names)
-        for way in ("F", "B")
-    }
-    for axis, (title, makespan_s, order) in zip(axes, panels, strict=True):
-        bars = [
-            Bar(rank, entry.start_s, entry.end_s, colours[entry.module, entry.pass_], height=0.84)
-            for rank, row in enumerate(order)
-            for entry in row
-        ]
-        rows = [f"rank {rank}" for rank in range(len(order))]
-        draw_timeline(axis, bars, rows, longest_s, marks={"makespan": makespan_s})
-        axis.set_title(title, loc="left", fontsize=10)
-        if axis is not axes[-1]:
-            axis.set_xlabel("")
-    words = {"F": "forward", "B": "backward"}
-    draw_legend(figure, {f"{name} {words[way]}": colour for (name, way), colour in colours.items()})
+    """One row for each rank, one panel for each step, on a common time axis."""
+    names, steps = [module.name for module in request.modules], plan.step_plans()
+    figure = new_figure(11, 0.8 + len(steps) * (0.8 + 0.32 * request.ranks))
+    panels = figure.subplots(len(steps), 1, squeeze=False, sharex=True)[:, 0]
+    longest_s, colours = max(step.makespan_s for step in steps), pass_colours(names)
+    for number, (axes, step) in enumerate(zip(panels, steps, strict=True)):
+        draw_passes(axes, step.order, lambda p: colours[p.module, p.pass_], longest_s, makespan=step.makespan_s)
+        axes.set_title("" if plan.plans is None else f"step {number}", loc="left", fontsize=10)
+        if axes is not panels[-1]:
+            axes.set_xlabel("")
+    draw_legend(figure, dict(zip([f"{name} {way}" for name in names for way in WAYS], colours.values(), strict=True)))
     return figure
