@@ -134,8 +134,8 @@ def _multimodal(request: MultimodalRequest, plan: MultimodalPlan) -> tuple[Rows,
         if request.executable
         else _chain(request)
     )
-    sizes = {name: set(cut.items) for name, cut in plan.sub_batches.items()}
-    counts = {name: cut.count for name, cut in plan.sub_batches.items()}
+    sizes = {name: set(plan.sub_batches[name].items) for name in chain}
+    counts = {name: plan.sub_batches[name].count for name in chain}
     if len(set(counts.values())) > 1 or any(len(items) > 1 for items in sizes.values()):
         listed = ", ".join(f"{name} {plan.sub_batches[name].items}" for name in chain)
         raise FieldError.at(
