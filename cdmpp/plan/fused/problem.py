@@ -169,7 +169,7 @@ class TaskArrays:
 
     def __init__(self, problem: FusedProblem) -> None:
         rows: list[tuple[float, ...]] = []
-        before: list[int] = []
+        chains: list[np.ndarray] = []  # groups in the order in which a micro-batch passes them
         for replica, (m, copy) in enumerate(problem.replicas()):
             model = problem.models[m]
             base, last = len(rows), model.stages - 1
@@ -178,24 +178,25 @@ class TaskArrays:
                 common = (rank, replica, m, stage, model.micro_batches, model.activation)
                 rows.append((*common, 1, model.forward_s, model.transfer_s if stage else 0.0))
                 rows.append((*common, 0, model.backward_s, model.transfer_s if stage < last else 0.0))
-                before.append(base + 2 * (stage - 1) if stage else -1)
-                before.append(base + 2 * stage + (3 if stage < last else 0))
+            forward = np.arange(base, len(rows), 2)
+            chains.append(np.concatenate([forward, forward[::-1] + 1]))
         columns = [np.array(column) for column in zip(*rows, strict=True)]
         self.rank, self.replica, self.model, self.stage, self.count = (c.astype(np.int64) for c in columns[:5])
         self.activation = columns[5].astype(np.float64)
         self.forward = columns[6].astype(np.bool_)
         self.duration, self.lag = (c.astype(np.float64) for c in columns[7:])
-        self.before = np.array(before, np.int64)
         groups = len(rows)
-        self.after = np.full(groups, -1, np.int64)
-        has_previous = self.before >= 0
-        self.after[self.before[has_previous]] = np.arange(groups)[has_previous]
+        self.before, self.after = np.full((2, groups), -1, np.int64)
+        self.head, self.tail = np.zeros((2, groups))
+        for chain in chains:
+            self.before[chain[1:]], self.after[chain[:-1]] = chain[:-1], chain[1:]
+            ends = np.cumsum(self.lag[chain] + self.duration[chain])
+            self.head[chain], self.tail[chain] = ends - self.duration[chain], ends[-1] - ends
         self.partner = np.arange(groups, dtype=np.int64) ^ 1
         self.offset = np.cumsum(self.count) - self.count
         self.group = np.repeat(np.arange(groups, dtype=np.int64), self.count)
         self.index = np.arange(len(self.group), dtype=np.int64) - self.offset[self.group]
         self.mirror = self.offset[self.group] + self.count[self.group] - 1 - self.index
-        self.head, self.tail = self._sum_along(self.before), self._sum_along(self.after)
         turn = np.argsort(problem.sequence)[self.model] if problem.sequence else np.zeros(groups, np.int64)
         rank_groups = np.argsort(self.rank, kind="stable")
         self.arrays = GroupArrays(
@@ -222,16 +223,6 @@ class TaskArrays:
     def size(self) -> int:
         """Number of tasks."""
         return len(self.group)
-
-    def _sum_along(self, link: np.ndarray) -> np.ndarray:
-        """Seconds of all groups that are reached from each group by following ``link``; shape (groups,)."""
-        seconds = np.zeros(len(link))
-        for g in range(len(link)):
-            last, at = g, link[g]
-            while at >= 0:
-                seconds[g] += self.duration[at] + self.lag[at if link is self.after else last]
-                last, at = at, link[at]
-        return seconds
 
     def by_rank(self) -> list[np.ndarray]:
         """Task numbers of each rank, growing."""

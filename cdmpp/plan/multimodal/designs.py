@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -51,10 +50,12 @@ _MEMORY_RULES = FIRST_RULES[:2]
 _NEAR, _CLOSE = 0.1, 0.03
 #: Nodes of branch and bound for a small design.
 _NODES = 2000
+#: Seconds to evaluate a task of a large design until one is measured: without and with a memory limit.
+_GUESS_S = (4e-6, 2e-5)
 #: Tasks of a design from which on its time is measured: one that would take longer than the budget is left out.
 _LARGE = 2000
 #: Seconds to describe a task in the answer, and what that may take: seconds, and share of the budget.
-_TASK_S, _ANSWER_S, _ANSWER_SHARE = 1e-5, 0.5, 0.1
+TASK_S, _ANSWER_S, _ANSWER_SHARE = 8e-6, 0.4, 0.1
 #: Best designs that are kept; the search continues from these.
 POOL = 12
 #: Numbers of sub-micro-batches beside the present one that are tried first.
@@ -88,16 +89,20 @@ class StepDesigns:
         Orders that were evaluated.
     has_plan : bool
         Whether there is a plan: designs that would take longer than the rest of the budget are left out.
+    left_out : bool
+        Whether there were such designs.
+    reserve_s : float
+        Seconds of the budget for the answer.
     """
 
     def __init__(self, step: StepSettings, control: SearchControl) -> None:
-        self.step, self._control = step, control
+        self.step, self.control = step, control
         self.bound_s = math.inf
         self.least_bytes: dict[object, float] = {}
         self.steps = 0
-        self.has_plan = False
+        self.has_plan = self.left_out = False
         self._known: set[int] = set()
-        self._seconds_per_task = 0.0
+        self._seconds_per_task, self.reserve_s = _GUESS_S[math.isfinite(step.memory.limit_bytes)], 0.0
 
     def evaluate(self, placement: Placement, items: Items, cutoff_s: float = math.inf) -> Evaluated | None:
         """Quick schedules of a design; None if it is known, cannot be below ``cutoff_s``, or does not fit."""
@@ -120,18 +125,33 @@ class StepDesigns:
         best: tuple[Schedule, int] | None = None
         step = self.step
         counts = step.equal_counts() if step.executable else micro_batch_counts(step.batch[step.links.samples])
+        choices = []
         for count in counts:
             items, micro_batches = split_micro_batches(step.batch, count, step.links)
+            about_s = self._pipeline_s(placement, count, items)
+            choices.append((not self._affordable(placement, items), about_s, count, items, micro_batches))
+        # The shortest by a rule of thumb first: with little time the others are left out.
+        for _, about_s, count, items, micro_batches in sorted(choices):
             if not step.allows(placement, items):
                 return None
-            if best is not None and not self._affordable(placement, items):
-                break
+            longer = best is not None and about_s > best[0].makespan_s and task_count(placement, items) >= _LARGE
+            if longer or (best is not None and not self._affordable(placement, items)):
+                continue
             with self._timed(task_count(placement, items)):
                 tasks = self._tasks(placement, items)
                 schedule = self.fit(tasks, one_f_one_b_orders(tasks, micro_batches))
             if schedule is not None and (best is None or schedule.makespan_s < best[0].makespan_s):
                 best = schedule, count
         return best
+
+    def _pipeline_s(self, placement: Placement, count: int, items: Sequence[Sequence[int]]) -> float:
+        """Seconds of an even pipeline: one micro-batch through all ranks, then the others through the slowest."""
+        load = np.zeros(self.step.ranks)
+        for module, chunks, units in zip(self.step.modules, placement.chunks, items, strict=True):
+            work_s = module.units_s(units)
+            for chunk in chunks:
+                load[chunk.rank] += work_s * module.weight(chunk.first, chunk.layers)
+        return float(load.sum() + (count - 1) * load.max()) / count
 
     def segments_1f1b(self, placement: Placement, items: Sequence[Sequence[int]]) -> Schedule | None:
         """1F1B of segments in data order; None where it does not fit, or takes too long to compute."""
@@ -163,17 +183,18 @@ class StepDesigns:
     @contextmanager
     def _timed(self, tasks: int) -> Iterator[None]:
         """Measure how long large designs take."""
-        began = time.monotonic()
+        began_s = self.control.spent_s
         yield
         if tasks >= _LARGE:
-            self._seconds_per_task = max(self._seconds_per_task, (time.monotonic() - began) / tasks)
+            self._seconds_per_task = max(self._seconds_per_task, (self.control.spent_s - began_s) / tasks)
 
     def _affordable(self, placement: Placement, items: Sequence[Sequence[int]]) -> bool:
         """Whether the rest of the budget is enough to evaluate a design, and the answer not too long to describe."""
-        tasks, budget_s = task_count(placement, items), self._control.budget_s
-        if budget_s is not None and _TASK_S * tasks > _ANSWER_S + _ANSWER_SHARE * budget_s:
-            return False
-        return self._seconds_per_task * tasks <= self._control.left_s
+        tasks, budget_s = task_count(placement, items), self.control.budget_s
+        long = budget_s is not None and TASK_S * tasks > _ANSWER_S + _ANSWER_SHARE * budget_s
+        affordable = not long and (self._seconds_per_task + TASK_S) * tasks <= self.control.left_s - self.reserve_s
+        self.left_out = self.left_out or not affordable
+        return affordable
 
     def _unlimited(self, tasks: Tasks, cutoff_s: float) -> Evaluated:
         by_share, *others = initial_keys(tasks)
@@ -191,7 +212,7 @@ class StepDesigns:
         sequence = sequence_by(tasks, key)
         schedules: list[Schedule] = []
         for rule in rules:
-            if not (schedules and self._control.expired):
+            if not (schedules and self.control.expired):
                 schedules.append(list_schedule(tasks, sequence, rule))
         self.steps += len(schedules)
         return min(schedules, key=lambda schedule: schedule.makespan_s)
@@ -239,7 +260,7 @@ def quick_bound_s(step: StepSettings, placement: Placement, items: Items) -> flo
         before = 0.0
         for chunk in chunks:
             rank = chunk.rank
-            weight = sum(module.layers[chunk.first : chunk.first + chunk.layers])
+            weight = module.weight(chunk.first, chunk.layers)
             load[rank] += weight * work_s
             head[rank] = min(head[rank], before * forward_s)
             tail[rank] = min(tail[rank], before * backward_s)

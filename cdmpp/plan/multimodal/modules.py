@@ -66,6 +66,14 @@ class Module:
         return float(sum(self.layers))
 
     @cached_property
+    def _before(self) -> list[float]:
+        return [0.0, *np.cumsum(self.layers).tolist()]
+
+    def weight(self, first: int, layers: int) -> float:
+        """Sum of the relative times of ``layers`` layers from ``first`` on."""
+        return self._before[first + layers] - self._before[first]
+
+    @cached_property
     def _layer_cache(self) -> dict[int, tuple[float, float]]:
         return {}
 
@@ -112,7 +120,7 @@ class Module:
 def split_evenly(items: int, parts: int) -> tuple[int, ...]:
     """Divide ``items`` into ``parts`` that differ by at most one, larger ones first."""
     size, over = divmod(items, parts)
-    return tuple(size + (part < over) for part in range(parts))
+    return (size + 1,) * over + (size,) * (parts - over)
 
 
 def topological_order(modules: Sequence[Module]) -> list[int]:
@@ -308,8 +316,7 @@ def chunk_cost(module: Module, layers: tuple[int, int], items: int, knob: Knob, 
         First layer and number of layers.
     """
     first, count = layers
-    weight = sum(module.layers[first : first + count])
-    forward_s, backward_s = (weight * layer_s for layer_s in module.layer_s(items))
+    forward_s, backward_s = (module.weight(first, count) * layer_s for layer_s in module.layer_s(items))
     full = count * module.activation_bytes * items
     if knob == "recompute" and count:
         boundary = min(module.boundary_bytes * items, full)

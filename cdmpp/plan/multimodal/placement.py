@@ -6,8 +6,10 @@ Segments lie over all ranks, or modules one after the other (contiguous).
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +19,8 @@ from cdmpp.utils.jit import jit
 
 #: Most segments that the proportional rule gives a module: more add little overlap and many tasks.
 MAX_SEGMENTS = 4
-#: Most parts times squared layers that are cut by dynamic programming: above, it would take longer than most budgets.
-MAX_CUT_CELLS = 250_000_000
+#: Most parts times squared layers that are cut by dynamic programming (tens of milliseconds), and least blocks a part.
+MAX_CUT_CELLS, MIN_BLOCKS = 25_000_000, 4
 #: Cuts of each module's layers into ``segments * ranks`` parts, from 0 to its layers; parts may be empty.
 Cuts = tuple[tuple[int, ...], ...]
 #: Items of each sub-micro-batch, by module.
@@ -50,8 +52,8 @@ def balanced_cuts(weights: np.ndarray, load: np.ndarray) -> np.ndarray:
     """Cut a chain of layers into contiguous parts of least sum of squares of load + part.
 
     Squares rather than the largest part alone: they also balance the parts that are not the largest. Dynamic
-    programming over cuts, O(parts · layers²). Above :data:`MAX_CUT_CELLS` the layers are cut in proportion, and
-    the loads are ignored.
+    programming over cuts, O(parts · layers²). Above :data:`MAX_CUT_CELLS` blocks of layers are cut instead; with
+    fewer than :data:`MIN_BLOCKS` of these for each part, the layers are cut in proportion, and loads are ignored.
 
     Parameters
     ----------
@@ -67,13 +69,15 @@ def balanced_cuts(weights: np.ndarray, load: np.ndarray) -> np.ndarray:
     """
     total = np.concatenate([[0.0], np.cumsum(weights)])
     parts = len(load)
-    if parts * len(weights) ** 2 > MAX_CUT_CELLS:
+    block = math.ceil(len(weights) / math.sqrt(MAX_CUT_CELLS / parts))
+    if block > 1 and len(weights) < MIN_BLOCKS * block * parts:
         targets = total[-1] * np.arange(parts + 1) / parts
         nearest: np.ndarray = np.searchsorted((total[:-1] + total[1:]) / 2, targets)
         return nearest
-    cuts = np.zeros(parts + 1, np.int64)
-    _cut(total, np.asarray(load, np.float64), cuts)
-    return cuts
+    cuts, begins = np.zeros(parts + 1, np.int64), np.append(np.arange(0, len(weights), block), len(weights))
+    _cut(total[begins], np.asarray(load, np.float64), cuts)
+    result: np.ndarray = begins[cuts]
+    return result
 
 
 @jit
@@ -402,30 +406,29 @@ def improve_cuts(
     remaining : int
         Passes of ``max_passes`` that are left.
     """
-    count = len(items[0])
-    forward, backward, sent = [], [], []
-    for i in topological_order(modules):
-        module = modules[i]
-        costs = {n: (*module.layer_s(n), module.transfer_s(n)) if n else (0.0,) * 3 for n in set(items[i].tolist())}
-        seconds = np.array([costs[n] for n in items[i].tolist()]).T
-        layers = np.array(module.layers)[:, None]
-        forward.append(layers * seconds[0])
-        backward.append(layers * seconds[1])
-        sent += [seconds[2]] * len(layers)
-    sent_s, rank = np.array(sent), np.tile(np.repeat(np.arange(ranks), count), 2)
-    zeros = np.zeros((1, count))
-    forward_total_s = np.cumsum(np.concatenate([zeros, *forward]), axis=0)
-    backward_total_s = np.cumsum(np.concatenate([zeros, *backward]), axis=0)
-    cuts = contiguous_cuts(placement, ranks)
+    count, order_of = len(items[0]), topological_order(modules)
+    layers = [len(modules[i].layers) for i in order_of]
+    # Relative times of the layers before each cut, by module, and the module of each layer.
+    before = np.zeros((len(modules), sum(layers) + 1))
+    for number, (i, begin) in enumerate(zip(order_of, np.cumsum([0, *layers]), strict=False)):
+        before[number, begin + 1 : begin + 1 + layers[number]] = modules[i].layers
+    before, module_of = np.cumsum(before, axis=1), np.repeat(np.arange(len(modules)), layers)
+    seconds = np.zeros((3, len(modules), count))  # of a layer forward and backward, and of a transfer
+    for number, i in enumerate(order_of):
+        costs = {
+            n: (*modules[i].layer_s(n), modules[i].transfer_s(n)) if n else (0.0,) * 3 for n in {*items[i].tolist()}
+        }
+        seconds[:, number] = np.array([costs[n] for n in items[i].tolist()]).T
+    cuts, rank = contiguous_cuts(placement, ranks), np.tile(np.repeat(np.arange(ranks), count), 2)
     graph, order = _whole_micro_batches(ranks, count)
     first_of = np.arange(ranks + 1) * 2 * count
     start_s, place = np.empty(order.size), np.empty(order.size, np.int64)
 
     def makespan_s(at: np.ndarray) -> float:
-        passes_s = [np.diff(total_s[at], axis=0).ravel() for total_s in (forward_total_s, backward_total_s)]
-        timed = graph._replace(duration_s=np.concatenate(passes_s))
-        if sent_s.any():
-            timed = timed.with_transfers(rank, sent_s[at[1:] - 1].ravel())
+        weights = np.diff(before[:, at], axis=1).T
+        timed = graph._replace(duration_s=np.concatenate([(weights @ seconds[way]).ravel() for way in (0, 1)]))
+        if seconds[2].any():
+            timed = timed.with_transfers(rank, seconds[2][module_of[at[1:] - 1]].ravel())
         return float(run_in_order(timed, first_of, order.ravel(), start_s, place))
 
     # With many ranks and few micro-batches the time is that of waiting ranks, which are visited in each round.
@@ -458,12 +461,21 @@ def _whole_micro_batches(ranks: int, count: int) -> tuple[TaskGraph, np.ndarray]
     sources = [forward[:-1].ravel(), backward[1:].ravel(), forward[-1]]
     targets = [forward[1:].ravel(), backward[:-1].ravel(), backward[-1]]
     graph = make_graph(sources, targets, 2 * forward.size)
-    m, warm_up = np.arange(count), np.minimum(ranks - 1 - np.arange(ranks), count)[:, None]
     order = np.empty((ranks, 2 * count), np.int64)
-    # ``warm_up`` forward passes, forward and backward alternately, ``warm_up`` backward passes.
-    np.put_along_axis(order, np.where(m < warm_up, m, 2 * m - warm_up), forward, axis=1)
-    np.put_along_axis(order, np.where(m < count - warm_up, warm_up + 2 * m + 1, count + m), backward, axis=1)
+    first, second = one_f_one_b_places(np.arange(ranks)[:, None], np.arange(count), ranks, count)
+    np.put_along_axis(order, first, forward, axis=1)
+    np.put_along_axis(order, second, backward, axis=1)
     return graph, order
+
+
+def one_f_one_b_places(rank: np.ndarray, micro_batch: np.ndarray, ranks: int, count: int) -> tuple[Any, Any]:
+    """Places of the forward and of the backward pass in a rank's 1F1B order of ``count`` micro-batches.
+
+    Rank r of P runs ``min(P - 1 - r, count)`` forward passes, then forward and backward passes alternately.
+    """
+    warm_up = np.minimum(ranks - 1 - rank, count)
+    backward = np.where(micro_batch < count - warm_up, warm_up + 2 * micro_batch + 1, count + micro_batch)
+    return np.where(micro_batch < warm_up, micro_batch, 2 * micro_batch - warm_up), backward
 
 
 def rank_pairs(ranks: int) -> Iterator[tuple[int, int]]:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cdmpp.errors import InfeasibleError
-from cdmpp.plan.multimodal.designs import Design, DesignSearch, Evaluated, EvaluatedDesign, StepDesigns, variants_of
+from cdmpp.plan.multimodal.designs import (
+    TASK_S,
+    Design,
+    DesignSearch,
+    Evaluated,
+    EvaluatedDesign,
+    StepDesigns,
+    variants_of,
+)
 from cdmpp.plan.multimodal.knobs import choose_knobs
 from cdmpp.plan.multimodal.modules import EFFICIENCY, MemoryOptions, Module, chained, link_items
 from cdmpp.plan.multimodal.placement import (
@@ -69,6 +78,8 @@ class StepSolution:
         No plan that the request allows is shorter.
     steps : int
         Orders that were evaluated.
+    left_out : bool
+        Designs were left out because they, or their answer, would take longer than the budget.
     """
 
     batch: tuple[int, ...]
@@ -80,6 +91,7 @@ class StepSolution:
     micro_batches: int | None
     complete: bool = False
     steps: int = 0
+    left_out: bool = False
 
 
 def plan_steps(
@@ -195,12 +207,12 @@ class Planner:
         self.settings, self.samples, self.control, self.rng = settings, samples, control, rng
         self.max_steps, self.counts, self.on_progress = max_steps, counts, on_progress
         self.modules, self.ranks = settings[0].modules, settings[0].ranks
+        self.share, self.reserve_s = SCAN_SHARE, 0.0
         self.total = [sum(column) for column in zip(*(step.batch for step in settings), strict=True)]
         self.bounds_s = [
             request_bound_s(self.modules, step.batch, self.ranks, step.links, self._bound_over) for step in settings
         ]
         self.designs = [StepDesigns(step, control) for step in settings]
-        self.share = SCAN_SHARE
         self.search = DesignSearch(self.designs, rng, self._over, self._take)
         self.conventional: list[tuple[Schedule, int]] | None = None
         self.segments: list[Schedule | None] = [None] * len(settings)
@@ -210,6 +222,11 @@ class Planner:
     def plan(self) -> list[StepSolution]:
         """The plans of all steps."""
         self._add_baselines()
+        if self.best:  # what it takes to describe such a plan
+            tasks = sum(schedule.tasks.size for schedule in self.best)
+            self.reserve_s = min(TASK_S * tasks, self.control.left_s / 2)
+            for designs in self.designs:
+                designs.reserve_s = self.reserve_s
         self._search_designs()
         # With little time the search may not have come to the rule's own sub-micro-batches.
         self._insert([schedule for schedule in self.segments if schedule is not None])
@@ -243,6 +260,7 @@ class Planner:
                     micro_batches=micro_batches,
                     complete=met or self.complete,
                     steps=self.designs[at].steps,
+                    left_out=self.designs[at].left_out,
                 )
             )
         return solutions
@@ -254,8 +272,8 @@ class Planner:
 
     def _late(self, share: float | None = None) -> bool:
         """Whether a share of the budget is spent; default: the present one."""
-        budget_s, share = self.control.budget_s, self.share if share is None else share
-        return self.control.expired or (budget_s is not None and self.control.spent_s >= share * budget_s)
+        budget_s, share = self.control.budget_s or 0.0, self.share if share is None else share
+        return self.control.left_s <= (1 - share) * budget_s + self.reserve_s
 
     def _bound_over(self) -> bool:
         return self._late(BOUND_SHARE)
@@ -388,7 +406,7 @@ class Planner:
         cuts = self.search.pool[0].design.cuts
         entries = [entry for entry in self.search.pool if len(self.settings) == 1 or entry.design.cuts == cuts]
         variants = [tasks for entry in entries for tasks in entry.evaluated[at].variants]
-        spent_s, remaining = self.control.spent_s, len(self.settings) - at
+        left_s, remaining = self.control.left_s - self.reserve_s, len(self.settings) - at
 
         def take(schedule: Schedule) -> None:
             self.best[at] = schedule
@@ -399,7 +417,7 @@ class Planner:
             self.best[at],
             self.control,
             self.rng,
-            until_s=spent_s + _ORDER_SHARE * self.control.left_s / remaining,
+            until_left_s=left_s * (1 - _ORDER_SHARE / remaining) + self.reserve_s if math.isfinite(left_s) else 0.0,
             max_steps=None if self.max_steps is None else max(1, (self.max_steps - evaluations) // len(self.settings)),
             counts=self.counts,
             on_progress=take,

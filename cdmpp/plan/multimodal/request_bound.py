@@ -28,6 +28,8 @@ MAX_SPLITS = 2048
 MAX_LAYERS = 2048
 #: Cells of the tables for one such bound from which on the budget is checked meanwhile: tens of milliseconds.
 _LARGE = 2**22
+#: Cells that take as long as an item of a division of the samples.
+_SPLIT_CELLS = 64
 _ROUNDING = 1e-12
 
 
@@ -46,7 +48,8 @@ def request_bound_s(
     """
     active = [i for i in topological_order(modules) if batch[i]]
     curves = {i: _Curve(modules[i], batch[i]) for i in active}
-    if max(len(modules[i].layers) for i in active) ** 2 * ranks < _LARGE or over is None:
+    cells = max(len(modules[i].layers) for i in active) ** 2 * ranks
+    if over is None or max(cells, batch[links.samples] ** 2 * _SPLIT_CELLS) < _LARGE:
         over = _never
     bound = _CountBound(modules, batch, ranks, links, active, over)
 

@@ -372,7 +372,7 @@ def search(
     control: SearchControl,
     rng: np.random.Generator,
     *,
-    until_s: float = math.inf,
+    until_left_s: float = 0.0,
     max_steps: int | None = None,
     counts: CacheCounts | None = None,
     on_progress: Callable[[Schedule], None] | None = None,
@@ -388,8 +388,8 @@ def search(
         The same step with other placements, sub-micro-batch sizes or memory knobs.
     best : Schedule
         Best schedule known before.
-    until_s : float
-        The search ends once ``control`` has spent so many seconds.
+    until_left_s : float
+        The search ends once ``control`` has so many seconds left.
     max_steps : int, optional
         Orders to evaluate; without it, until the time is over or all trees are searched.
     counts : CacheCounts, optional
@@ -400,7 +400,7 @@ def search(
     evaluator = Evaluator(best, counts if counts is not None else CacheCounts())
 
     def over() -> bool:
-        spent = control.expired or control.spent_s >= until_s
+        spent = control.left_s <= until_left_s
         return spent or (max_steps is not None and evaluator.steps >= max_steps)
 
     # Most promising variants first: with little time, the last ones are not evaluated.

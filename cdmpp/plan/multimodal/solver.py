@@ -18,7 +18,6 @@ from cdmpp.plan.multimodal.schema import (
     MultimodalPlan,
     MultimodalRequest,
     RankMemory,
-    ScheduledPass,
     StepPlan,
     SubBatches,
 )
@@ -212,31 +211,20 @@ def _memory(tasks: Tasks, orders: Sequence[Sequence[int]]) -> list[RankMemory]:
     return [RankMemory(rank=rank, peak_bytes=peak, knobs=knobs[rank]) for rank, peak in enumerate(peaks)]
 
 
-def order_entries(schedule: Schedule) -> list[list[ScheduledPass]]:
-    """Passes of each rank, in order."""
-    tasks, start_s = schedule.tasks, schedule.start_s
-    labels: list[tuple[str, int, int]] = [("", 0, 0)] * tasks.half  # module, segment, unit
+def order_entries(schedule: Schedule) -> Any:
+    """Passes of each rank, in order, as mappings: validated several times as fast as models made one by one."""
+    tasks, names = schedule.tasks, ("module", "segment", "micro_batch", "pass", "start_s", "end_s")
+    labels: list[tuple[str, int, int]] = [("", 0, 0)] * tasks.half
     for i, grid in enumerate(tasks.ids):
         for c, chunk in enumerate(tasks.placement.chunks[i]):
-            for unit in range(len(grid)):
-                labels[int(grid[unit, c])] = (tasks.modules[i].name, chunk.segment, unit)
-    entries = []
-    for order in schedule.orders:
-        row = []
-        for task in order:
-            module, segment, unit = labels[task % tasks.half]
-            row.append(
-                ScheduledPass(
-                    module=module,
-                    segment=segment,
-                    pass_="F" if task < tasks.half else "B",
-                    micro_batch=unit,
-                    start_s=float(start_s[task]),
-                    end_s=float(start_s[task] + tasks.duration_s[task]),
-                )
-            )
-        entries.append(row)
-    return entries
+            for unit, task in enumerate(grid[:, c].tolist()):
+                labels[task] = (tasks.modules[i].name, chunk.segment, unit)
+    starts_s, ends_s = schedule.start_s.tolist(), (schedule.start_s + tasks.duration_s).tolist()
+    passes = [*((*label, "F") for label in labels), *((*label, "B") for label in labels)]
+    return [
+        [dict(zip(names, (*passes[t], starts_s[t], ends_s[t]), strict=True)) for t in order]
+        for order in schedule.orders
+    ]
 
 
 def explain(
@@ -268,6 +256,11 @@ def explain(
         )
     else:
         lines.append("1F1B with contiguous modules does not fit the memory")
+    if any(solution.left_out for solution in solutions):
+        lines.append(
+            "plans of so many passes that they or their answer would exceed budget_s were left out; a larger one may "
+            "find shorter plans"
+        )
     longest = max(solutions, key=lambda solution: solution.schedule.makespan_s)
     tasks = longest.schedule.tasks
     lines.append(_busiest_rank(tasks, longest.schedule.makespan_s))

@@ -34,8 +34,7 @@ from cdmpp.plan.multimodal.modules import (
     split_evenly,
     topological_order,
 )
-from cdmpp.plan.multimodal.placement import Items, Placement
-from cdmpp.simulate.emulator.orders import one_f_one_b
+from cdmpp.plan.multimodal.placement import Items, Placement, one_f_one_b_places
 from cdmpp.utils.jit import jit
 
 
@@ -435,24 +434,16 @@ def least_memory_orders(tasks: Tasks) -> list[list[int]]:
 def one_f_one_b_orders(tasks: Tasks, micro_batch: Sequence[Sequence[int]]) -> list[list[int]]:
     """1F1B order of each rank's tasks for a contiguous placement.
 
-    Rank r of P runs ``min(P - 1 - r, micro-batches)`` forward passes, then forward and backward passes alternately.
-
     ``micro_batch`` has the micro-batch of each unit, by module.
     """
-    ranks, half = tasks.ranks, tasks.half
-    count = 1 + max(max(units) for units in micro_batch if len(units))
-    stages: list[list[list[int]]] = [[[] for _ in range(count)] for _ in range(ranks)]
-    for i, _ in tasks.classes:
-        for unit, row in enumerate(tasks.ids[i]):
-            for t in row.tolist():
-                stages[int(tasks.rank[t])][micro_batch[i][unit]].append(t)
-    orders = []
-    for passes, stage in zip(one_f_one_b(ranks, ranks, count), stages, strict=True):
-        order: list[int] = []
-        for kind, _, m in passes:
-            order += stage[m] if kind == "F" else [half + t for t in reversed(stage[m])]
-        orders.append(order)
-    return orders
+    of_task, number = np.empty(tasks.half, np.int64), np.arange(tasks.half)
+    for grid, numbers in zip(tasks.ids, micro_batch, strict=True):
+        of_task[grid] = np.array(numbers, np.int64)[:, None]
+    places = one_f_one_b_places(tasks.rank, of_task, tasks.ranks, 1 + int(of_task.max()))
+    # Backward, the tasks of a micro-batch run in reverse.
+    order = np.lexsort((np.concatenate([number, -number]), np.concatenate(places), tasks.rank_of_all))
+    counts = np.bincount(tasks.rank_of_all, minlength=tasks.ranks)
+    return [part.tolist() for part in np.split(order, np.cumsum(counts)[:-1])]
 
 
 def sequence_by(tasks: Tasks, key: np.ndarray, prefix: np.ndarray = _EMPTY) -> np.ndarray:
