@@ -86,17 +86,9 @@ class _Orders:
     def __init__(self, request: FusedRequest, problem: FusedProblem, claim: _Claim) -> None:
         self.request, self.problem, self.claim, tasks = request, problem, claim, problem.tasks
         self.replicas = problem.replicas()
-        groups = {
-            (*self.replicas[replica], rank, "F" if forward else "B"): (offset, count)
-            for replica, rank, forward, offset, count in zip(
-                tasks.replica.tolist(),
-                tasks.rank.tolist(),
-                tasks.forward.tolist(),
-                tasks.offset.tolist(),
-                tasks.count.tolist(),
-                strict=True,
-            )
-        }
+        groups = {}
+        for g, (replica, rank) in enumerate(zip(tasks.replica.tolist(), tasks.rank.tolist(), strict=True)):
+            groups[(*self.replicas[replica], rank, "F" if tasks.forward[g] else "B")] = tasks.offset[g], tasks.count[g]
         self.numbers: list[list[int]] = []
         self.times: dict[int, tuple[float, float]] = {}
         self.wrong: list[str] = []
@@ -104,7 +96,7 @@ class _Orders:
             self.numbers.append([])
             for at, step in enumerate(row):
                 offset, count = groups.get((step.model, step.copy_, rank, step.pass_), (0, 0))
-                number, path = offset + step.micro_batch, f"order.{rank}.{at}"
+                number, path = int(offset) + step.micro_batch, f"order.{rank}.{at}"
                 if not 0 <= step.micro_batch < count:
                     name = f"{step.pass_} of micro-batch {step.micro_batch}, model {step.model} copy {step.copy_}"
                     self.wrong.append(f"{path}: {name} does not belong on rank {rank}")

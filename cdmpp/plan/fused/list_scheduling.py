@@ -72,12 +72,12 @@ def can_finish(groups: GroupArrays, firsts: np.ndarray, done: np.ndarray, free: 
 
 
 @jit
-def fits(opens: bool, in_flight: int, window: int, held: float, activation: float, limit: float) -> bool:
-    """Whether a group's next task may allocate its memory: its group's window and its rank's memory have room.
+def fits(in_turn: bool, opens: bool, in_flight: int, window: int, held: float, activation: float, limit: float) -> bool:
+    """Whether a group's next task may run: it is its turn, and its group's window and its rank's memory have room.
 
     Takes numbers alone: passing arrays to an inner function costs numba reference counts, 15 times the whole loop.
     """
-    return not opens or (in_flight < window and held + activation <= limit)
+    return in_turn and (not opens or (in_flight < window and held + activation <= limit))
 
 
 @jit
@@ -169,9 +169,9 @@ def list_schedule(
                     earliest_s[g] = np.inf
                     if i >= count[g] or blocked[g] or (wanted >= 0 and g != wanted) or (p >= 0 and done[p] <= i):
                         continue
-                    if turn[g] != now[r]:
-                        continue
-                    if fits(opens[g], i - done[partner[g]], window[g], held[r], activation[g], limit[r]):
+                    if fits(
+                        turn[g] == now[r], opens[g], i - done[partner[g]], window[g], held[r], activation[g], limit[r]
+                    ):
                         ready_s = start[offset[p] + i] + duration[p] + lag[g] if p >= 0 else 0.0
                         earliest_s[g] = max(rank_free_s[r], ready_s)
                         soonest_end_s[r] = min(soonest_end_s[r], earliest_s[g] + duration[g])
@@ -196,9 +196,7 @@ def list_schedule(
                 i, p, r = done[g], before[g], rank[g]
                 if i >= count[g] or blocked[g] or priority[offset[g] + i] >= urgency or (p >= 0 and done[p] <= i):
                     continue
-                if turn[g] != now[r]:
-                    continue
-                if fits(opens[g], i - done[partner[g]], window[g], held[r], activation[g], limit[r]):
+                if fits(turn[g] == now[r], opens[g], i - done[partner[g]], window[g], held[r], activation[g], limit[r]):
                     urgency = priority[offset[g] + i]
                     chosen = g
                     ready_s = start[offset[p] + i] + duration[p] + lag[g] if p >= 0 else 0.0

@@ -144,15 +144,7 @@ def in_segments(
         for chunk in range(ranks * count):
             load[chunk % ranks] += weights[cuts[chunk] : cuts[chunk + 1]].sum()
     _level(cuts_of, totals, load)
-    return Placement(
-        tuple(
-            tuple(
-                Chunk(chunk // ranks, chunk % ranks, int(cuts[chunk]), int(cuts[chunk + 1] - cuts[chunk]))
-                for chunk in range(len(cuts) - 1)
-            )
-            for cuts in cuts_of
-        )
-    )
+    return place(tuple(tuple(cuts.tolist()) for cuts in cuts_of), ranks)
 
 
 def _level(cuts_of: list[np.ndarray], totals: list[np.ndarray], load: np.ndarray) -> None:

@@ -149,7 +149,8 @@ def plan_steps(
     memory = memory if memory is not None else MemoryOptions()
     control = control if control is not None else SearchControl(1.0)
     counts = counts if counts is not None else CacheCounts()
-    used = most_used_ranks(modules, ranks)
+    # With more ranks than layers each module has one segment: plans that leave other ranks idle are no shorter.
+    used = min(ranks, sum(len(module.layers) for module in modules))
     if executable:
         modules = chained(modules)
         if used < ranks:
@@ -167,15 +168,6 @@ def plan_steps(
 
     planner = Planner(settings, samples, control, np.random.default_rng(seed), max_steps, counts, report)
     return [_on_ranks(solution, ranks) for solution in planner.plan()]
-
-
-def most_used_ranks(modules: Sequence[Module], ranks: int) -> int:
-    """Most ranks that can have a layer.
-
-    With more ranks than layers each module has one segment. So a plan that leaves ranks idle is also a plan on the
-    other ranks alone: the search of these misses no plan, and its lower bound holds for all ranks.
-    """
-    return min(ranks, sum(len(module.layers) for module in modules))
 
 
 def _on_ranks(solution: StepSolution, ranks: int) -> StepSolution:
@@ -412,7 +404,7 @@ class Planner:
             self.best[at] = schedule
             self._report()
 
-        result = search(
+        best, steps = search(
             variants,
             self.best[at],
             self.control,
@@ -422,8 +414,8 @@ class Planner:
             counts=self.counts,
             on_progress=take,
         )
-        self.designs[at].steps += result.steps
-        self.best[at], _ = solve_exactly(variants, _with_better_knobs(result.best), self.control)
+        self.designs[at].steps += steps
+        self.best[at] = solve_exactly(variants, _with_better_knobs(best), self.control)
 
 
 def _with_better_knobs(schedule: Schedule) -> Schedule:

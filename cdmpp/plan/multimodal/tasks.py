@@ -446,27 +446,15 @@ def one_f_one_b_orders(tasks: Tasks, micro_batch: Sequence[Sequence[int]]) -> li
     return [part.tolist() for part in np.split(order, np.cumsum(counts)[:-1])]
 
 
-def sequence_by(tasks: Tasks, key: np.ndarray, prefix: np.ndarray = _EMPTY) -> np.ndarray:
-    """Segments by growing ``key``, each after those that it depends on.
-
-    Parameters
-    ----------
-    key : ndarray of float64, shape (segments,)
-    prefix : ndarray of int64, shape (fixed places,)
-        Class of each of the first places.
-
-    Returns
-    -------
-    ndarray of int64, shape (segments,)
-    """
+def sequence_by(tasks: Tasks, key: np.ndarray) -> np.ndarray:
+    """Segments by growing ``key``, each after those that it depends on; both of shape (segments,)."""
     sequence = np.empty(tasks.segments, np.int64)
-    complete(prefix, tasks.first_segment, tasks.need_ptr, tasks.need_class, tasks.need_count, key, sequence)
+    complete(tasks.first_segment, tasks.need_ptr, tasks.need_class, tasks.need_count, key, sequence)
     return sequence
 
 
 @jit
 def complete(
-    prefix: np.ndarray,
     first_segment: np.ndarray,
     need_ptr: np.ndarray,
     need_class: np.ndarray,
@@ -474,12 +462,10 @@ def complete(
     key: np.ndarray,
     sequence: np.ndarray,
 ) -> None:
-    """Complete an order of segments: always the allowed class whose next segment has the least key.
+    """Order of segments: always the allowed class whose next segment has the least key.
 
     Parameters
     ----------
-    prefix : ndarray of int64, shape (fixed places,)
-        Class (segment of a module) of each of the first places.
     first_segment : ndarray of int64, shape (classes + 1,)
         Segments of a class, one for each sub-micro-batch, in order.
     need_ptr, need_class, need_count : ndarray of int64
@@ -493,22 +479,19 @@ def complete(
     done = np.zeros(classes, np.int64)
     for place in range(len(sequence)):
         chosen = -1
-        if place < len(prefix):
-            chosen = prefix[place]
-        else:
-            least = np.inf
-            for c in range(classes):
-                segment = first_segment[c] + done[c]
-                if segment >= first_segment[c + 1] or key[segment] >= least:
-                    continue
-                allowed = True
-                for i in range(need_ptr[segment], need_ptr[segment + 1]):
-                    if done[need_class[i]] < need_count[i]:
-                        allowed = False
-                        break
-                if allowed:
-                    least = key[segment]
-                    chosen = c
+        least = np.inf
+        for c in range(classes):
+            segment = first_segment[c] + done[c]
+            if segment >= first_segment[c + 1] or key[segment] >= least:
+                continue
+            allowed = True
+            for i in range(need_ptr[segment], need_ptr[segment + 1]):
+                if done[need_class[i]] < need_count[i]:
+                    allowed = False
+                    break
+            if allowed:
+                least = key[segment]
+                chosen = c
         sequence[place] = first_segment[chosen] + done[chosen]
         done[chosen] += 1
 
@@ -536,19 +519,3 @@ def initial_keys(tasks: Tasks) -> list[np.ndarray]:
     by_module = np.array([place[int(i)] for i in modules], dtype=np.float64)
     by_class = np.repeat(np.arange(len(tasks.classes)), np.diff(tasks.first_segment)).astype(np.float64)
     return [by_share, by_share + by_module, by_share + by_class]
-
-
-def allowed_classes(tasks: Tasks, prefix: list[int]) -> list[int]:
-    """Classes that may follow a beginning of an order, given as the class of each place."""
-    done = [0] * len(tasks.classes)
-    for c in prefix:
-        done[c] += 1
-    allowed = []
-    for c in range(len(done)):
-        segment = int(tasks.first_segment[c]) + done[c]
-        if segment < tasks.first_segment[c + 1] and all(
-            done[tasks.need_class[i]] >= tasks.need_count[i]
-            for i in range(int(tasks.need_ptr[segment]), int(tasks.need_ptr[segment + 1]))
-        ):
-            allowed.append(c)
-    return allowed
