@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cdmpp.plan.application.schema import (
-    ApplicationPlan,
-    ApplicationRequest,
-    BatchPlan,
-    EngineForm,
-    Member,
-    PrimitiveForm,
-)
+from cdmpp.plan.application.schema import ApplicationPlan, ApplicationRequest, BatchPlan, Member, PrimitiveForm
 from cdmpp.plan.application.search import (
     Application,
     BatchingEngine,
@@ -111,7 +104,8 @@ def _engines(request: ApplicationRequest) -> tuple[list[BatchingEngine], list[li
     for i, form in enumerate(request.engines):
         form.curve.check(f"engines.{i}.curve")
         sizes, points = form.curve.points()
-        engines.append(_engine(form, sizes, points))
+        seconds = np.array([cost.latency_s for cost in points])
+        engines.append(BatchingEngine(form.name, form.device or form.name, sizes, seconds, form.largest_batch))
         costs.append(points)
     return engines, costs
 
@@ -122,11 +116,6 @@ def _applications(request: ApplicationRequest, engines: Sequence[BatchingEngine]
     whole, split = (_application(engines, primitives, split=parts) for parts in (False, True))
     same = [p.id for p in split.primitives] == [p.id for p in whole.primitives]
     return whole, whole if same else split
-
-
-def _engine(form: EngineForm, sizes: np.ndarray, points: Sequence[Cost]) -> BatchingEngine:
-    seconds = np.array([cost.latency_s for cost in points])
-    return BatchingEngine(form.name, form.device or form.name, sizes, seconds, form.largest_batch)
 
 
 def _application(engines: Sequence[BatchingEngine], forms: Sequence[PrimitiveForm], *, split: bool) -> Application:

@@ -472,8 +472,8 @@ def _plan(
     return FusedPlan(
         makespan_s=makespan,
         # Sums of the same terms in another order may differ in their last digits.
-        lower_bound_s=_capped(result.lower_bound_s, makespan),
-        baselines={name: -_capped(-seconds, -makespan) for name, seconds in result.baselines.items()},
+        lower_bound_s=min(result.lower_bound_s, makespan),
+        baselines={name: max(seconds, makespan) for name, seconds in result.baselines.items()},
         peak_activations=max(held),
         rank_peak_activations=held,
         interval=interval,
@@ -519,11 +519,6 @@ def _explain(problem: FusedProblem, result: FusedSearchResult, makespan: float, 
             if cost.parts:
                 lines.append(f"model {m} {name}, {cost.latency_s:.4g} s per stage: {cost.largest()}")
     return lines
-
-
-def _capped(value: float, limit: float) -> float:
-    """``limit`` for a value that exceeds it by rounding alone, else the value."""
-    return limit if limit < value <= limit + 1e-9 * abs(limit) else value
 
 
 def draw(request: FusedRequest, plan: FusedPlan) -> Figure:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from cdmpp.plan.base.passes import TOLERANCE, time_faults
 from cdmpp.plan.base.solve import first_faults, schema_faults
 from cdmpp.plan.multimodal.modules import Module, chained, chunk_cost, link_items
-from cdmpp.plan.multimodal.schema import LayoutEntry, MultimodalPlan, MultimodalRequest, StepPlan
+from cdmpp.plan.multimodal.schema import MultimodalPlan, MultimodalRequest, StepPlan
 from cdmpp.predict.prediction import Prediction
 
 #: Module, place in its chain of layout entries, pass, sub-micro-batch.
@@ -299,11 +299,8 @@ class _StepCheck:
 
     def _static_bytes(self, rank: int) -> float:
         """Bytes of a rank's weights, gradients and optimizer states."""
-
-        def layers(chain: list[LayoutEntry]) -> int:
-            return sum(entry.layers for entry in chain if entry.rank == rank)
-
-        return sum(layers(chain) * module.weight_bytes for module, chain in zip(self.modules, self.chains, strict=True))
+        rows = zip(self.modules, self.chains, strict=True)
+        return sum(e.layers * module.weight_bytes for module, chain in rows for e in chain if e.rank == rank)
 
     def _name(self, task: _Task) -> str:
         i, at, way, unit = task

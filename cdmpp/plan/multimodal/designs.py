@@ -28,7 +28,7 @@ from cdmpp.plan.multimodal.placement import (
     split_micro_batches,
     task_count,
 )
-from cdmpp.plan.multimodal.search import ROUNDING, shorten
+from cdmpp.plan.multimodal.search import ROUNDING, Weights, quick_bounds_s, shorten
 from cdmpp.plan.multimodal.tasks import (
     ALTERNATE_RULE,
     FIRST_RULES,
@@ -112,7 +112,9 @@ class StepDesigns:
         if self.has_plan and not self._affordable(placement, items):
             return None
         self._known.add(key)
-        if quick_bound_s(self.step, placement, items) >= cutoff_s * (1 - ROUNDING):
+        rows = zip(placement.chunks, self.step.modules, strict=True)
+        weights = [Weights([row], module, self.step.ranks) for row, module in rows]
+        if quick_bounds_s(self.step, weights, items)[0] >= cutoff_s * (1 - ROUNDING):
             return None
         with self._timed(task_count(placement, items)):
             tasks = self._tasks(placement, items)
@@ -247,27 +249,6 @@ def variants_of(schedule: Schedule) -> tuple[Tasks, ...]:
     return tuple(tasks.with_knobs(choice) for choice in knobs)
 
 
-def quick_bound_s(step: StepSettings, placement: Placement, items: Items) -> float:
-    """Lower bound of a design without its tasks: for each rank its work, and the shortest way to it and back."""
-    load, head, tail = [0.0] * step.ranks, [math.inf] * step.ranks, [math.inf] * step.ranks
-    for module, chunks, units in zip(step.modules, placement.chunks, items, strict=True):
-        if not units:
-            continue
-        sizes = set(units)
-        work_s = module.units_s(units)
-        forward_s = min(module.layer_s(n)[0] for n in sizes)
-        backward_s = min(module.layer_s(n)[1] for n in sizes)
-        before = 0.0
-        for chunk in chunks:
-            rank = chunk.rank
-            weight = module.weight(chunk.first, chunk.layers)
-            load[rank] += weight * work_s
-            head[rank] = min(head[rank], before * forward_s)
-            tail[rank] = min(tail[rank], before * backward_s)
-            before += weight
-    return max(h + w + t for h, w, t in zip(head, load, tail, strict=True) if w > 0)
-
-
 @dataclass(frozen=True)
 class Design:
     """Cuts of the layers, and the sub-micro-batches of each step."""
@@ -310,7 +291,7 @@ class DesignSearch:
         self.modules, self.ranks = steps[0].step.modules, steps[0].step.ranks
         self.pool: list[EvaluatedDesign] = []
         self._tried: set[int] = set()  # hashes: a long search tries millions
-        self._number = self._stale = self._tried_before = 0
+        self._number = 0
 
     @property
     def best_s(self) -> float:
@@ -360,22 +341,16 @@ class DesignSearch:
                 improved |= self._scan_segments(i)
 
     def wander(self) -> None:
-        """Change good designs at random until the time is over."""
-        while not self._over():
+        """Change good designs at random until the time is over, or many in a row were tried before."""
+        stale = 0
+        while not self._over() and stale <= _MAX_STALE:
             rank = min(int(self._rng.geometric(1 - _RANK_SHARE)) - 1, len(self.pool) - 1)
-            parent = self.pool[rank]
+            parent, tried = self.pool[rank], len(self._tried)
             design = parent.design
             for _ in range(int(self._rng.integers(1, 4))):
                 design = self._changed(design)
             self.add(design, parent)
-            if self._exhausted():
-                return
-
-    def _exhausted(self) -> bool:
-        """Whether many changes in a row gave designs that were tried before: the space is small."""
-        self._stale = self._stale + 1 if len(self._tried) == self._tried_before else 0
-        self._tried_before = len(self._tried)
-        return self._stale > _MAX_STALE
+            stale = stale + 1 if len(self._tried) == tried else 0
 
     def _scan_counts(self, at: int, i: int) -> bool:
         """Try other numbers of sub-micro-batches of one module in one step."""

@@ -107,14 +107,11 @@ def _cut(total: np.ndarray, load: np.ndarray, cuts: np.ndarray) -> None:
 def segment_counts(modules: Sequence[Module], sizes: Sequence[int], ranks: int) -> list[int]:
     """Segments of each module, in proportion to the latency of its sub-micro-batch (PipeWeaver)."""
     latency_s = [module.work * sum(module.layer_s(size)) for module, size in zip(modules, sizes, strict=True)]
-    least = min(latency_s)
-    counts = []
-    for module, seconds in zip(modules, latency_s, strict=True):
-        max_segments = max(1, min(MAX_SEGMENTS, len(module.layers) // ranks))
-        counts.append(
-            module.segments if module.segments is not None else min(max(round(seconds / least), 1), max_segments)
-        )
-    return counts
+    most = [max(1, min(MAX_SEGMENTS, len(module.layers) // ranks)) for module in modules]
+    return [
+        min(max(round(seconds / min(latency_s)), 1), limit) if module.segments is None else module.segments
+        for module, seconds, limit in zip(modules, latency_s, most, strict=True)
+    ]
 
 
 def in_segments(

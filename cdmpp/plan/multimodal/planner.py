@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -202,7 +203,8 @@ class Planner:
         self.share, self.reserve_s = SCAN_SHARE, 0.0
         self.total = [sum(column) for column in zip(*(step.batch for step in settings), strict=True)]
         self.bounds_s = [
-            request_bound_s(self.modules, step.batch, self.ranks, step.links, self._bound_over) for step in settings
+            request_bound_s(self.modules, step.batch, self.ranks, step.links, partial(self._late, BOUND_SHARE))
+            for step in settings
         ]
         self.designs = [StepDesigns(step, control) for step in settings]
         self.search = DesignSearch(self.designs, rng, self._over, self._take)
@@ -266,9 +268,6 @@ class Planner:
         """Whether a share of the budget is spent; default: the present one."""
         budget_s, share = self.control.budget_s or 0.0, self.share if share is None else share
         return self.control.left_s <= (1 - share) * budget_s + self.reserve_s
-
-    def _bound_over(self) -> bool:
-        return self._late(BOUND_SHARE)
 
     def _done(self) -> bool:
         """Whether no plan can be shorter."""

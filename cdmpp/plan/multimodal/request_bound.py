@@ -51,7 +51,7 @@ def request_bound_s(
     curves = {i: _Curve(modules[i], batch[i]) for i in active}
     cells = max(len(modules[i].layers) for i in active) ** 2 * ranks
     if over is None or max(cells, batch[links.samples] ** 2 * _SPLIT_CELLS) < _LARGE:
-        over = _never
+        over = lambda: False  # noqa: E731
     bound = _CountBound(modules, batch, ranks, links, active, over)
 
     def of(ranges: Sequence[tuple[int, int]], *, precise: bool) -> float:
@@ -68,10 +68,6 @@ def request_bound_s(
         if bound.of(parts, precise=False) < least_s:
             least_s = min(least_s, bound.of(parts, precise=True))
     return least_s
-
-
-def _never() -> bool:
-    return False
 
 
 class _Part(NamedTuple):

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from cdmpp.errors import FieldError
 from cdmpp.plan.base.batch_curve import BatchCurve
 from cdmpp.plan.base.passes import Executable, Execution
+from cdmpp.plan.base.solve import check_unique
 from cdmpp.plan.multimodal.modules import EFFICIENCY, MOST_SEGMENTS, Knob, MemoryOptions, Module, order_modules
 from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.fields import MAX_BYTES, Bytes, PositiveBytes
@@ -395,10 +396,8 @@ class MultimodalRequest(Request[MultimodalPlan]):
     def check(self) -> None:
         """Raise FieldError where parts of the request contradict each other; ``path`` names the field."""
         names = [module.name for module in self.modules]
+        check_unique(names, "modules")
         for i, module in enumerate(self.modules):
-            if names.index(module.name) != i:
-                path = f"modules.{i}.name"
-                raise FieldError.at(path, f"two modules are called {module.name!r}")
             module.check(names, self.ranks, f"modules.{i}")
         for path, batch in self.named_batches():
             _check_batch(batch, names, path)

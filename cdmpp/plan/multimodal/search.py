@@ -17,7 +17,7 @@ import numpy as np
 
 from cdmpp.plan.base.task_graph import TaskGraph
 from cdmpp.plan.multimodal.dispatch import DispatchRule
-from cdmpp.plan.multimodal.modules import split_evenly
+from cdmpp.plan.multimodal.modules import Module, split_evenly
 from cdmpp.plan.multimodal.placement import Chunk, Items, Placement, every_cut, place, split_micro_batches, task_count
 from cdmpp.plan.multimodal.tasks import (
     FIRST_RULES,
@@ -222,11 +222,11 @@ def try_all(step: StepSettings, best: Schedule, over: Callable[[int], bool]) -> 
     items = _items(step)
     if rows is None or not items or math.prod(map(len, rows)) * len(items) > MAX_DESIGNS:
         return best, False, 0
-    weights = [_Weights(row, module.layers, step.ranks) for row, module in zip(rows, step.modules, strict=True)]
+    weights = [Weights(row, module, step.ranks) for row, module in zip(rows, step.modules, strict=True)]
     limit_s = best.makespan_s * (1 - ROUNDING)
     kept: list[tuple[float, int, int]] = []
     for number, units in enumerate(items):
-        bounds_s = _bounds_s(step, weights, units)
+        bounds_s = quick_bounds_s(step, weights, units)
         below = np.flatnonzero(bounds_s < limit_s)
         kept += zip(bounds_s[below].tolist(), itertools.repeat(number), below.tolist())
         if over(0) or len(kept) > MAX_KEPT:
@@ -287,7 +287,7 @@ def _items(step: StepSettings) -> list[Items]:
     return list(dict.fromkeys(itertools.chain(even, by_sample)))
 
 
-class _Weights:
+class Weights:
     """Layers' relative times of each placement of a module by rank; all arrays of shape (placements, ranks).
 
     Attributes
@@ -297,17 +297,19 @@ class _Weights:
         In the layers before the rank's first one; infinite where the rank has none.
     """
 
-    def __init__(self, rows: Sequence[_Row], layers: Sequence[float], ranks: int) -> None:
-        total = np.concatenate([[0.0], np.cumsum(layers)])
+    def __init__(self, rows: Sequence[_Row], module: Module, ranks: int) -> None:
         self.load, self.before = np.zeros((len(rows), ranks)), np.full((len(rows), ranks), np.inf)
         for number, row in enumerate(rows):
             for chunk in row:
-                self.load[number, chunk.rank] += total[chunk.first + chunk.layers] - total[chunk.first]
-                self.before[number, chunk.rank] = min(self.before[number, chunk.rank], total[chunk.first])
+                self.load[number, chunk.rank] += module.weight(chunk.first, chunk.layers)
+                self.before[number, chunk.rank] = min(self.before[number, chunk.rank], module.weight(0, chunk.first))
 
 
-def _bounds_s(step: StepSettings, weights: Sequence[_Weights], items: Items) -> np.ndarray:
-    """Bound of each combination of placements, flat, as ``quick_bound_s`` of :mod:`.evaluate`."""
+def quick_bounds_s(step: StepSettings, weights: Sequence[Weights], items: Items) -> np.ndarray:
+    """Lower bound of each combination of placements, flat, without its tasks.
+
+    For each rank its work, and the shortest way to it and back.
+    """
     load, head, tail = np.zeros((1, step.ranks)), np.full((1, step.ranks), np.inf), np.full((1, step.ranks), np.inf)
     for module, weight, units in zip(step.modules, weights, items, strict=True):
         if not units:

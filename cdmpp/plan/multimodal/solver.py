@@ -10,7 +10,7 @@ import numpy as np
 
 from cdmpp.plan.base.passes import WAYS, Execution, draw_passes, pass_colours
 from cdmpp.plan.multimodal.knobs import peak_bytes
-from cdmpp.plan.multimodal.modules import EFFICIENCY, Knob, Module
+from cdmpp.plan.multimodal.modules import Knob, Module
 from cdmpp.plan.multimodal.planner import StepSolution, plan_steps
 from cdmpp.plan.multimodal.schema import (
     CacheSummary,
@@ -46,12 +46,35 @@ def solve(request: MultimodalRequest, control: SearchControl) -> MultimodalPlan:
         bounds = request.resolved_modules("lower_s"), request.resolved_modules("upper_s")
 
     def plan_of(solutions: Sequence[StepSolution], unrestricted_s: float | None = None) -> MultimodalPlan:
+        """The plan of the only step, or those of all steps and their sums."""
         steps = [make_step_plan(solution, request.efficiency, bounds) for solution in solutions]
-        plan = make_plan(solutions, steps, costs, counts, several=request.batches is not None)
-        if unrestricted_s is None:
-            return plan
-        execution = Execution.of(plan.makespan_s, unrestricted_s)
-        return plan.model_copy(update={"execution": execution, "explanation": [*plan.explanation, str(execution)]})
+        first, several = steps[0], request.batches is not None
+        total = {
+            name: sum(getattr(step, name) for step in steps)
+            for name in ("makespan_s", "lower_bound_s", "searched_lower_bound_s")
+        }
+        names = [name for name in first.baselines if all(name in step.baselines for step in steps)]
+        baselines = {name: sum(step.baselines[name] for step in steps) for name in names}
+        ends = [(step.interval.lower_s, step.interval.upper_s) for step in steps if step.interval is not None]
+        lower_s, upper_s = (sum(column) for column in zip(*ends, strict=True)) if ends else (0.0, 0.0)
+        execution = None if unrestricted_s is None else Execution.of(total["makespan_s"], unrestricted_s)
+        lines = explain(solutions, costs, total["makespan_s"], total["lower_bound_s"], baselines)
+        return MultimodalPlan(
+            **total,
+            baselines=baselines,
+            interval=Interval(lower_s=lower_s, upper_s=upper_s) if ends else None,
+            **{name: None if several else getattr(first, name) for name in ("batch", "sub_batches", "memory", "order")},
+            layout=first.layout,
+            bubble=sum(step.bubble * step.makespan_s for step in steps) / total["makespan_s"],
+            plans=steps if several else None,
+            cache=CacheSummary(
+                hits=counts.hits, misses=counts.misses, hit_rate=counts.hits / counts.total if counts.total else 0.0
+            ),
+            steps=sum(solution.steps for solution in solutions),
+            complete=all(solution.complete for solution in solutions),
+            execution=execution,
+            explanation=[*lines, *([str(execution)] if execution else [])],
+        )
 
     def on_progress(solutions: Sequence[StepSolution]) -> None:
         control.report(
@@ -93,67 +116,10 @@ def compile_loops() -> None:
         plan_steps(modules, [[2, 3]], 2, control=SearchControl(60.0), max_steps=20)
 
 
-def make_plan(
-    solutions: Sequence[StepSolution],
-    steps: Sequence[StepPlan],
-    costs: Sequence[tuple[list[Cost], list[Cost]]],
-    counts: CacheCounts,
-    *,
-    several: bool,
-) -> MultimodalPlan:
-    """The plan of a request: that of its only step, or those of all steps and their sums.
-
-    Parameters
-    ----------
-    costs : sequence of (list of Cost, list of Cost)
-        Forward and backward cost of a layer of each module, by size.
-    several : bool
-        The request has ``batches``.
-    """
-    first = steps[0]
-    makespan_s = sum(step.makespan_s for step in steps)
-    bound_s = sum(step.lower_bound_s for step in steps)
-    names = [name for name in first.baselines if all(name in step.baselines for step in steps)]
-    baselines = {name: sum(step.baselines[name] for step in steps) for name in names}
-    intervals = [step.interval for step in steps if step.interval is not None]
-    return MultimodalPlan(
-        makespan_s=makespan_s,
-        lower_bound_s=bound_s,
-        searched_lower_bound_s=sum(step.searched_lower_bound_s for step in steps),
-        baselines=baselines,
-        interval=Interval(lower_s=sum(i.lower_s for i in intervals), upper_s=sum(i.upper_s for i in intervals))
-        if intervals
-        else None,
-        batch=None if several else first.batch,
-        sub_batches=None if several else first.sub_batches,
-        layout=first.layout,
-        memory=None if several else first.memory,
-        order=None if several else first.order,
-        bubble=sum(step.bubble * step.makespan_s for step in steps) / makespan_s,
-        plans=list(steps) if several else None,
-        cache=CacheSummary(
-            hits=counts.hits, misses=counts.misses, hit_rate=counts.hits / counts.total if counts.total else 0.0
-        ),
-        steps=sum(solution.steps for solution in solutions),
-        complete=all(solution.complete for solution in solutions),
-        explanation=explain(solutions, costs, makespan_s, bound_s, baselines),
-    )
-
-
 def make_step_plan(
-    solution: StepSolution,
-    efficiency: float = EFFICIENCY,
-    bounds: tuple[Sequence[Module], Sequence[Module]] | None = None,
+    solution: StepSolution, efficiency: float, bounds: tuple[Sequence[Module], Sequence[Module]] | None
 ) -> StepPlan:
-    """Plan of one step.
-
-    Parameters
-    ----------
-    efficiency : float
-        Share of the peak items per second that the rule's sub-micro-batches reach.
-    bounds : pair of sequence of Module, optional
-        The modules at the lower and at the upper bounds of their predicted costs.
-    """
+    """Plan of one step; ``bounds``: the modules at the lower and at the upper bounds of their predicted costs."""
     schedule = solution.schedule
     tasks, orders = schedule.tasks, schedule.orders
     names = [module.name for module in tasks.modules]

@@ -475,8 +475,7 @@ def complete(
     sequence : ndarray of int64, shape (segments,)
         Filled with the segments in order.
     """
-    classes = len(first_segment) - 1
-    done = np.zeros(classes, np.int64)
+    classes, done = len(first_segment) - 1, np.zeros(len(first_segment) - 1, np.int64)
     for place in range(len(sequence)):
         chosen = -1
         least = np.inf
