@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import Field
 
-from cdmpp.predict.requests.plot import PALETTE, Bar, draw_timeline, shade
+from cdmpp.predict.requests.plot import PALETTE, Bar, Colour, draw_timeline, shade
 from cdmpp.predict.requests.request import Row
 from cdmpp.utils.units import format_latency
 
@@ -91,14 +91,14 @@ def time_faults(
         yield f"{where}makespan_s: {makespan_s:.9g}, the last pass ends at {last_s:.9g} s"
 
 
-def pass_colours(names: Sequence[Hashable]) -> dict[tuple[Hashable, str], str]:
+def pass_colours(names: Sequence[Hashable]) -> dict[tuple[Hashable, str], Colour]:
     """Colour of the forward ("F") and the darker one of the backward passes ("B") of each model or module."""
     colours = {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
     return {(n, way): c if way == "F" else shade(c, _BACKWARD_SHADE) for n, c in colours.items() for way in "FB"}
 
 
 def draw_passes(
-    axes: Axes, order: Sequence[Sequence[Any]], colour: Callable[[Any], str], end_s: float, **marks: float
+    axes: Axes, order: Sequence[Sequence[Any]], colour: Callable[[Any], Colour], end_s: float, **marks: float
 ) -> None:
     """One row for each rank with its passes over time; ``marks``: labelled vertical lines, in seconds."""
     bars = [

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.base.passes import TOLERANCE, time_faults
@@ -18,21 +18,15 @@ from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.pricing import Figure
 from cdmpp.predict.requests.request import Interval
 
+
 # Plans of other programs may have more fields.
-_LENIENT = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+class _Step(FusedPass, extra="ignore", strict=True, allow_inf_nan=False): ...
 
 
-class _Step(FusedPass):
-    model_config = _LENIENT
+class _Interval(Interval, extra="ignore", strict=True, allow_inf_nan=False): ...
 
 
-class _Interval(Interval):
-    model_config = _LENIENT
-
-
-class _Claim(BaseModel):
-    model_config = _LENIENT
-
+class _Claim(BaseModel, extra="ignore", strict=True, allow_inf_nan=False):
     makespan_s: float
     lower_bound_s: float
     gap: float

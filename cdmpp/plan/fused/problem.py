@@ -199,21 +199,9 @@ class TaskArrays:
         self.mirror = self.offset[self.group] + self.count[self.group] - 1 - self.index
         turn = np.argsort(problem.sequence)[self.model] if problem.sequence else np.zeros(groups, np.int64)
         rank_groups = np.argsort(self.rank, kind="stable")
-        self.arrays = GroupArrays(
-            rank_groups=rank_groups,
-            rank_start=np.searchsorted(self.rank[rank_groups], np.arange(problem.ranks + 1)),
-            rank=self.rank,
-            size=self.count,
-            offset=self.offset,
-            duration=self.duration,
-            lag=self.lag,
-            before=self.before,
-            after=self.after,
-            opens=self.forward,
-            partner=self.partner,
-            activation=self.activation,
-            turn=turn,
-        )
+        rank_start = np.searchsorted(self.rank[rank_groups], np.arange(problem.ranks + 1))
+        common = (self.rank, self.count, self.offset, self.duration, self.lag, self.before, self.after)
+        self.arrays = GroupArrays(rank_groups, rank_start, *common, self.forward, self.partner, self.activation, turn)
         lag = np.where(self.after >= 0, self.lag[self.after], 0.0)
         self.mirrored = self.arrays._replace(
             before=self.after, after=self.before, opens=~self.forward, lag=lag, turn=turn.max() - turn

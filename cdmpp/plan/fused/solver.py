@@ -254,23 +254,9 @@ def _improve(
 ) -> tuple[Floats, Floats]:
     """Starts and figures of each candidate; see :func:`cdmpp.plan.fused.list_scheduling.improve`."""
     tasks = problem.tasks
-    guarded = problem.max_activations is not None
+    guarded, structure = problem.max_activations is not None, (tasks.arrays, tasks.mirrored, tasks.group, tasks.mirror)
     starts, figures = np.empty_like(priorities), np.empty((len(priorities), 3))
-    improve(
-        tasks.arrays,
-        tasks.mirrored,
-        tasks.group,
-        tasks.mirror,
-        windows,
-        limits,
-        guarded,
-        priorities,
-        patiences,
-        _ROUNDS,
-        starts,
-        figures,
-        stop,
-    )
+    improve(*structure, windows, limits, guarded, priorities, patiences, _ROUNDS, starts, figures, stop)
     return starts, figures
 
 

@@ -101,8 +101,9 @@ class _Curve:
         """Bounds for ``low`` to ``high`` sub-micro-batches of even size."""
         least = self.items // high
         work_s = float(self._work_s[low - 1 : high].min())
-        least_s = (self._forward_from, self._backward_from, self._transfer_from)
-        return _Part(work_s, *(float(seconds[least - 1]) for seconds in least_s), least)
+        rows = (self._forward_from, self._backward_from, self._transfer_from)
+        forward_s, backward_s, transfer_s = (float(seconds[least - 1]) for seconds in rows)
+        return _Part(work_s, forward_s, backward_s, transfer_s, least)
 
     def of(self, units: np.ndarray) -> _Part:
         """Costs of given sub-micro-batches."""

@@ -288,7 +288,7 @@ class ModuleForm(Closed):
     def _one_of(self) -> Self:
         return instead_of(self, "transfer", "transfer_s")
 
-    def transfer_points(self) -> tuple[Sequence[float], list[Cost]] | None:
+    def transfer_points(self) -> tuple[Sequence[float] | np.ndarray, list[Cost]] | None:
         """Sizes, and the cost of sending an output at each; None where it takes no time. The request is resolved."""
         if self.transfer is not None:
             return self.transfer.points()

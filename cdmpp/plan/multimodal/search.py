@@ -1,7 +1,7 @@
 """Search for the order of segments, and exact solution of small steps.
 
 Variants of a step and dispatch rules share the steps of the search: random changes of the best order (PipeWeaver's
-Monte Carlo tree search finds no shorter ones, at twice the time). Small steps are solved by branch and bound over
+Monte Carlo tree search was not better at equal numbers of orders). Small steps are solved by branch and bound over
 orders, for every design that the request allows.
 """
 
@@ -436,11 +436,6 @@ class CacheCounts:
 
     hits: int = 0
     misses: int = 0
-
-    @property
-    def total(self) -> int:
-        """Hits and misses."""
-        return self.hits + self.misses
 
 
 class Evaluator:

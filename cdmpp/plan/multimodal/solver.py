@@ -68,7 +68,7 @@ def solve(request: MultimodalRequest, control: SearchControl) -> MultimodalPlan:
             bubble=sum(step.bubble * step.makespan_s for step in steps) / total["makespan_s"],
             plans=steps if several else None,
             cache=CacheSummary(
-                hits=counts.hits, misses=counts.misses, hit_rate=counts.hits / counts.total if counts.total else 0.0
+                hits=counts.hits, misses=counts.misses, hit_rate=counts.hits / max(1, counts.hits + counts.misses)
             ),
             steps=sum(solution.steps for solution in solutions),
             complete=all(solution.complete for solution in solutions),
