@@ -185,8 +185,9 @@ def run_request(
     check_figure(options.figure)
     try:
         value = value_of()
-        if options.ignore_memory and isinstance(value, dict):
-            value["ignore_memory"] = True
+        if isinstance(value, dict):
+            value |= {"ignore_memory": True} if options.ignore_memory else {}
+            value |= {"executable": True} if options.executable else {}
         if options.print_request:
             print_json(value)
             return

@@ -60,6 +60,12 @@ class PlanOptions:
     ignore_memory: Annotated[
         bool, typer.Option("--ignore-memory", help="Plan as if the devices had unlimited memory.", show_default=False)
     ] = False
+    executable: Annotated[
+        bool,
+        typer.Option(
+            "--executable", help="pipeline: only plans that torch.distributed.pipelining runs.", show_default=False
+        ),
+    ] = False
 
 
 class PlanFiles:

@@ -50,13 +50,19 @@ def plan_step(modules: Sequence[Module], batch: Sequence[int], ranks: int, **opt
     return solution
 
 
-def predecessors(tasks: Tasks) -> list[list[int]]:
-    """Tasks that each task waits for."""
-    needs: list[list[int]] = [[] for _ in range(tasks.size)]
-    graph = tasks.graph
+def predecessors(tasks: Tasks) -> list[dict[int, float]]:
+    """Tasks that each task waits for, and the seconds of the transfer after each."""
+    needs: list[dict[int, float]] = [{} for _ in range(tasks.size)]
+    sent_s = {
+        int(t): module.transfer_s(items)
+        for module, grid, units in zip(tasks.modules, tasks.ids, tasks.items, strict=True)
+        for row, items in zip(grid, units, strict=True)
+        for t in row
+    }
+    graph, rank, half = tasks.graph, tasks.rank_of_all, tasks.half
     for t in range(tasks.size):
         for other in graph.after[graph.first_after[t] : graph.first_after[t + 1]].tolist():
-            needs[other].append(t)
+            needs[other][t] = 0.0 if rank[t] == rank[other] else sent_s[t if t < half else other - half]
     return needs
 
 
@@ -78,7 +84,7 @@ def reference_makespan_s(tasks: Tasks, sequence: Sequence[int], rule: DispatchRu
     last = ["B"] * tasks.ranks
     while len(ends) < tasks.size:
         ready = {
-            t: max((ends[n] for n in needs[t]), default=0.0)
+            t: max((ends[n] + lag for n, lag in needs[t].items()), default=0.0)
             for t in range(tasks.size)
             if t not in ends and all(n in ends for n in needs[t])
         }
@@ -146,7 +152,7 @@ def optimal_makespan_s(tasks: Tasks) -> float:
             return
         ready = [t for t in range(tasks.size) if t not in ends and all(n in ends for n in needs[t])]
         for t in ready:
-            start = max(free[rank[t]], max((ends[n] for n in needs[t]), default=0.0))
+            start = max(free[rank[t]], max((ends[n] + lag for n, lag in needs[t].items()), default=0.0))
             end = start + duration[t]
             if end + tail[t] >= best:
                 continue

@@ -101,8 +101,8 @@ def test_search_is_between_the_optimum_and_its_baselines(app: Application, arriv
     result = PolicySearch(app, app, arrivals, SearchControl(), max_steps=100).run()
     best = exhaustive(app, tuple(arrivals))
     assert app.bound_s(arrivals) <= best + 1e-9
-    assert best <= result.run.mean_s + 1e-9
-    assert all(result.run.mean_s <= other.mean_s + 1e-9 for other in result.baselines.values())
+    assert best <= result.known.run.mean_s + 1e-9
+    assert all(result.known.run.mean_s <= other.mean_s + 1e-9 for other in result.baselines.values())
 
 
 def test_search_is_optimal_where_waiting_gains_nothing() -> None:
@@ -112,7 +112,7 @@ def test_search_is_optimal_where_waiting_gains_nothing() -> None:
         (Primitive("shallow", 0, 1, ()), Primitive("deep", 0, 2, ()), Primitive("end", 1, 1, (1,))),
     )
     result = PolicySearch(app, app, [0.0], SearchControl(), max_steps=100).run()
-    assert result.run.mean_s == exhaustive(app, (0.0,)) == 9.0
+    assert result.known.run.mean_s == exhaustive(app, (0.0,)) == 9.0
     assert simulate(app, [0.0], Policy(batching=False)).mean_s == 11.0
 
 
@@ -170,7 +170,11 @@ def test_example_is_planned_with_predictions(predictor: LatencyPredictor, tmp_pa
     assert answer["mean_latency_s"] <= min(answer["baselines"].values())
     assert answer["gap"] >= 0
     assert any("linear:" in line for line in answer["explanation"])
-    assert any(line.startswith("assumed: all arrivals are known") for line in answer["explanation"])
+    assert answer["mean_latency_s"] == answer["online_s"] >= answer["known_s"] >= answer["lower_bound_s"]
+    assert any(line.startswith("the engines learn arrivals as they come") for line in answer["explanation"])
+    known = make_plan("application", {**value, "knows_arrivals": True}, predictor)
+    assert known["mean_latency_s"] == answer["known_s"] and known["online_gap"] == answer["online_gap"]
+    assert any(line.startswith("assumed: all arrivals are known") for line in known["explanation"])
     request = ApplicationRequest.model_validate(value)
     assert "above the lower bound" in render(plan.tables())
     draw(request, plan).savefig(tmp_path / "application.png")
@@ -249,19 +253,19 @@ def test_engine_waits_for_a_larger_batch_where_that_is_better() -> None:
     # Alone 10 s each: the second request waits until 10 and ends at 20. Together they start at 1 and end at 11.
     app = Application((engine("e", 10, 0),), (Primitive("a", 0, 1, ()),))
     result = PolicySearch(app, app, [0.0, 1.0], SearchControl(60)).run()
-    assert [(b.start_s, b.end_s, len(b.members)) for b in result.run.batches] == [(1.0, 11.0, 2)]
-    assert result.run.mean_s == 10.5 < result.baselines["first_come"].mean_s == 14.5
-    assert "wait" in result.policy
+    assert [(b.start_s, b.end_s, len(b.members)) for b in result.known.run.batches] == [(1.0, 11.0, 2)]
+    assert result.known.run.mean_s == 10.5 < result.baselines["first_come"].mean_s == 14.5
+    assert "wait" in result.known.name
     # What the plan says is what the replay of its batches takes.
-    timeline = replay(replay_graph(result.app, result.run, [0.0, 1.0]))
-    assert timeline.makespan_s == result.run.makespan_s
+    timeline = replay(replay_graph(result.known.app, result.known.run, [0.0, 1.0]))
+    assert timeline.makespan_s == result.known.run.makespan_s
 
 
 @pytest.mark.parametrize(("requests", "most_primitives", "count"), [((3, 6), 1, 60), ((3, 4), 2, 20)])
 def test_one_engine_is_planned_to_the_optimum(requests: tuple[int, int], most_primitives: int, count: int) -> None:
     for app, arrivals_s in one_engine_cases(3, count, requests, most_primitives):
         result = PolicySearch(app, app, arrivals_s, SearchControl(), max_steps=20_000).run()
-        assert result.run.mean_s == pytest.approx(exhaustive(app, tuple(arrivals_s)), rel=1e-9)
+        assert result.known.run.mean_s == pytest.approx(exhaustive(app, tuple(arrivals_s)), rel=1e-9)
 
 
 @settings(max_examples=40, deadline=None)
@@ -280,6 +284,27 @@ def test_runs_with_choices_are_valid_and_lose_nothing_without_idle_time(seed: in
                 assert batch.start_s >= arrivals_s[request]
                 assert all(batch.start_s >= ended[request, i] for i in app.primitives[primitive].after)
         assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(simulated.batches))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6))
+def test_online_policy_does_not_depend_on_later_arrivals(seed: int) -> None:
+    ((app, arrivals_s),) = one_engine_cases(seed, 1, (2, 6), 3)
+    result = PolicySearch(app, app, arrivals_s, SearchControl(), max_steps=200).run()
+    assert result.known.run.mean_s <= result.online.run.mean_s + 1e-12
+    assert all(result.online.run.mean_s <= other.mean_s + 1e-9 for other in result.baselines.values())
+    # Rules chosen at each arrival: what they do before the last arrival is the same without that arrival.
+    search = PolicySearch(app, app, arrivals_s, SearchControl())
+    rules = [Policy(), Policy(batching=False), Policy(priority=tuple(app.depths()), by_request=False)]
+    changes = search.changes_at_arrivals(app, rules)
+    fewer = PolicySearch(app, app, arrivals_s[:-1], SearchControl()).changes_at_arrivals(app, rules)
+    until = arrivals_s[-1]
+    assert [c for c in changes if c[0] < until] == [c for c in fewer if c[0] < until]
+
+    def begun(arrivals: list[float], changes: list[tuple[float, Policy]]) -> list[Any]:
+        return [b for b in simulate(app, arrivals, rules[0], changes).batches if b.start_s < until]
+
+    assert begun(arrivals_s, changes) == begun(arrivals_s[:-1], fewer)
 
 
 def test_language_models_on_a_device_fit_with_their_largest_batches() -> None:

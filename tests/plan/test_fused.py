@@ -6,6 +6,7 @@ import copy
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from cdmpp.plan.base.solve import predict_prices, solve_priced
 from cdmpp.plan.fused import FusedProblem, Model, lower_bound_s, search
 from cdmpp.plan.fused.check import check
 from cdmpp.plan.fused.list_scheduling import list_schedule, serial_1f1b
-from cdmpp.plan.fused.problem import FusedTask, all_tasks, peaks, predecessor, run_numbers, run_order
+from cdmpp.plan.fused.problem import run_orders
 from cdmpp.plan.fused.schema import FusedPlan, FusedRequest
 from cdmpp.plan.registry import make_plan
 from cdmpp.predict.predictor import LatencyPredictor
@@ -121,7 +122,7 @@ def optimal_makespan_s(problem: FusedProblem) -> float:
         for g in range(groups):
             i, p = done[g], tasks.before[g]
             if i < tasks.count[g] and (p < 0 or done[p] > i):
-                ready[g] = max(free[tasks.rank[g]], ends[p, i] if p >= 0 else 0.0)
+                ready[g] = max(free[tasks.rank[g]], ends[p, i] + tasks.lag[g] if p >= 0 else 0.0)
         if not ready:
             best = min(best, max(free))
             return
@@ -153,10 +154,10 @@ def test_search_finds_the_optimum_under_a_memory_limit(limit: float, directions:
     models = (Model(2, 2, 2.0, 3.0, directions[0]), Model(2, 1, 1.0, 4.0, directions[1]))
     problem = FusedProblem(2, models, limit)
     spans = []
-    for order in itertools.product(*(rank_orders(row) for row in all_tasks(problem))):
-        if max(peaks(problem, order)) <= limit:
+    for order in itertools.product(*(rank_orders(problem, row.tolist()) for row in problem.tasks.by_rank())):
+        if max(held.max() for held in problem.tasks.held(order)) <= limit:
             try:
-                spans.append(max(end for _, end in run_order(problem, order).values()))
+                spans.append(float(run_orders(problem, order)[1].max()))
             except FieldError:
                 continue  # a deadlock
     result = search(problem, seed=0, max_steps=2000)
@@ -164,15 +165,18 @@ def test_search_finds_the_optimum_under_a_memory_limit(limit: float, directions:
     assert result.lower_bound_s <= min(spans)
 
 
-def rank_orders(row: list[Any]) -> Iterator[list[Any]]:
+def rank_orders(problem: FusedProblem, numbers: list[int]) -> Iterator[list[int]]:
     """Every order of a rank's tasks in which passes of a kind keep their order, and F comes before its B."""
-    kinds = sorted({(task.model, task.way) for task in row})
-    repeated = [kind for kind in kinds for task in row if (task.model, task.way) == kind]
-    for sequence in sorted(set(itertools.permutations(repeated))):
-        queues = {kind: iter(sorted(t for t in row if (t.model, t.way) == kind)) for kind in kinds}
-        order = [next(queues[kind]) for kind in sequence]
-        place = {task: at for at, task in enumerate(order)}
-        if all(place[t._replace(way="F")] < place[t] for t in order if t.way == "B"):
+    tasks = problem.tasks
+    for sequence in sorted(set(itertools.permutations(tasks.group[numbers].tolist()))):
+        queues = {g: iter([n for n in numbers if tasks.group[n] == g]) for g in sequence}
+        order = [next(queues[g]) for g in sequence]
+        held = np.cumsum(
+            np.where(tasks.forward[tasks.group[order]], 1, -1)[:, None]
+            * (tasks.model[tasks.group[order]][:, None] == np.arange(len(problem.models))),
+            axis=0,
+        )
+        if (held >= 0).all():
             yield order
 
 
@@ -302,14 +306,16 @@ def test_compiled_and_interpreted_list_schedules_are_equal() -> None:
 
 
 def test_predecessors_run_down_the_stages_and_back() -> None:
-    problem = FusedProblem(2, (Model(2, 1, 1, 1),))
-    forward = all_tasks(problem)[0][0]
-    chain = []
-    task = forward._replace(way="B")
-    while task is not None:
-        chain.append((task.way, task.stage))
-        task = predecessor(problem, task)  # type: ignore[assignment]
-    assert chain == [("B", 0), ("B", 1), ("F", 1), ("F", 0)]
+    tasks = FusedProblem(2, (Model(2, 1, 1, 1),)).tasks
+    chain = [int(np.flatnonzero(~tasks.forward & (tasks.stage == 0))[0])]
+    while (earlier := int(tasks.earlier()[chain[-1]])) >= 0:
+        chain.append(earlier)
+    assert [(bool(tasks.forward[n]), int(tasks.stage[n])) for n in chain] == [
+        (False, 0),
+        (False, 1),
+        (True, 1),
+        (True, 0),
+    ]
 
 
 def test_activations_in_bytes_are_limited_by_the_memory_that_the_weights_leave() -> None:
@@ -435,17 +441,66 @@ def test_interval_of_predicted_costs_is_simulated_again(predictor: LatencyPredic
     assert check(request, {**answer, "interval": None}, prices) == ["interval: missing, and costs are predicted"]
 
 
-def test_runs_by_numbers_equal_runs_by_tasks() -> None:
-    problem = FusedProblem(4, (Model(4, 6, 1.0, 2.5), Model(2, 5, 0.5, 1.5)))
-    tasks, replicas = problem.tasks, problem.replicas()
-    found = search(problem, max_steps=50).schedule
-    orders = [numbers[np.argsort(found.start_s[numbers], kind="stable")] for numbers in tasks.by_rank()]
+# Transfers, against a simulation of this file
 
-    def task(number: int) -> FusedTask:
-        g = tasks.group[number]
-        m, replica = replicas[tasks.replica[g]]
-        return FusedTask(m, replica, int(tasks.stage[g]), "F" if tasks.forward[g] else "B", int(tasks.index[number]))
 
-    times = run_order(problem, [[task(n) for n in order] for order in orders])
-    start_s, end_s = run_numbers(problem, orders)
-    assert all(times[task(n)] == (start_s[n], end_s[n]) for n in range(tasks.size))
+def simulated_s(request: dict[str, Any], order: list[list[dict[str, Any]]]) -> float:
+    """Makespan of a plan's orders: passes of stages on ranks, with a transfer between neighbouring stages."""
+    ranks, ends, queues, free = request["ranks"], {}, [list(row) for row in order], [0.0] * request["ranks"]
+    while any(queues):
+        for rank, queue in enumerate(queues):
+            while queue:
+                m, copy, way, i = (queue[0][name] for name in ("model", "copy", "pass", "micro_batch"))
+                model = request["models"][m]
+                stage = (rank if model["direction"] == "down" else ranks - 1 - rank) - copy * model["stages"]
+                if way == "F":
+                    before, lag = ((m, copy, stage - 1, "F", i), model["transfer_s"]) if stage else (None, 0.0)
+                elif stage == model["stages"] - 1:
+                    before, lag = (m, copy, stage, "F", i), 0.0
+                else:
+                    before, lag = (m, copy, stage + 1, "B", i), model["transfer_s"]
+                if before is not None and before not in ends:
+                    break
+                start = max(free[rank], 0.0 if before is None else ends[before] + lag)
+                free[rank] = start + model["forward_s" if way == "F" else "backward_s"]
+                ends[m, copy, stage, way, i] = free[rank]
+                queue.pop(0)
+    return max(ends.values())
+
+
+@settings(max_examples=25, deadline=None)
+@given(requests(), st.floats(0, 1e-2))
+def test_plans_with_transfers_take_as_long_as_simulated(request: dict[str, Any], transfer_s: float) -> None:
+    for m, model in enumerate(request["models"]):
+        model["transfer_s"] = transfer_s * (m + 1)
+    plan = make_plan("pipeline", request)
+    assert check(FusedRequest.model_validate(request), plan) == []
+    assert plan["makespan_s"] == pytest.approx(simulated_s(request, plan["order"]), rel=1e-12)
+    assert plan["lower_bound_s"] <= plan["makespan_s"] * (1 + 1e-12)
+    # Without its transfers each plan is possible, and not shorter than the bound of that request.
+    for model in request["models"]:
+        model["transfer_s"] = 0.0
+    assert (
+        simulated_s(request, plan["order"]) >= lower_bound_s(FusedRequest.model_validate(request).problem()) * 0.999999
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(tiny(), st.sampled_from([0.5, 1.0, 3.0]))
+def test_search_finds_the_optimum_of_tiny_problems_with_transfers(problem: FusedProblem, transfer_s: float) -> None:
+    models = tuple(replace(model, transfer_s=transfer_s * (m + 1)) for m, model in enumerate(problem.models))
+    problem = FusedProblem(problem.ranks, models)
+    result = search(problem, seed=1, max_steps=800)
+    assert result.schedule.makespan_s == pytest.approx(optimal_makespan_s(problem), rel=1e-9)
+    assert result.lower_bound_s <= result.schedule.makespan_s * (1 + 1e-9)
+
+
+def test_transfers_lengthen_the_plan_by_at_least_a_round_trip() -> None:
+    request = published(5, budget_s=600, max_steps=200)
+    plain = make_plan("pipeline", request)
+    for model in request["models"]:
+        model["transfer_s"] = 0.5
+    sent = make_plan("pipeline", request)
+    assert sent["lower_bound_s"] == plain["lower_bound_s"] + 2 * 7 * 0.5
+    assert sent["makespan_s"] >= sent["lower_bound_s"] and sent["costs"][0]["transfer_s"] == 0.5
+    assert "transfer_s" not in plain["costs"][0]

@@ -512,3 +512,94 @@ def test_check_finds_negative_steps_and_missing_baselines(field: str, value: Any
     answer = make_plan("pipeline", request(max_steps=20))
     assert faults(request(max_steps=20), answer) == []
     assert any(text in fault for fault in faults(request(max_steps=20), {**answer, field: value}))
+
+
+# Transfers, against a simulation of this file
+
+
+def simulated_s(request: dict[str, Any], plan: dict[str, Any]) -> float:
+    """Makespan of a plan's orders of "a", or of "a" and then "b": a pass waits for its inputs and their transfers."""
+    names = [module["name"] for module in request["modules"]]
+    items = {name: plan["sub_batches"][name]["items"] for name in names}
+    sizes = {
+        module["name"]: (
+            module["cost"]["sizes"],
+            module["cost"]["forward_s"],
+            module["cost"]["backward_s"],
+            module["transfer_s"],
+        )
+        for module in request["modules"]
+    }
+    chains = {name: [entry for entry in plan["layout"] if entry["module"] == name] for name in names}
+    unit_of = {name: [u for u, n in enumerate(items[name]) for _ in range(n)] for name in names}
+    pairs = set()  # units of a and of b that share items
+    if "b" in names:
+        n, total = len(unit_of["a"]), len(unit_of["b"])
+        single, other = ("a", "b") if n >= total else ("b", "a")
+        shared = [(j, j * len(unit_of[other]) // len(unit_of[single])) for j in range(len(unit_of[single]))]
+        pairs = {
+            (unit_of["a"][j], unit_of["b"][k]) if single == "a" else (unit_of["a"][k], unit_of["b"][j])
+            for j, k in shared
+        }
+
+    def sent_s(name: str, unit: int) -> float:
+        return float(np.interp(items[name][unit], sizes[name][0], sizes[name][3]))
+
+    def waits(name: str, at: int, way: str, unit: int) -> list[tuple[tuple[str, int, str, int], float]]:
+        chain, found = chains[name], []
+        step = at - 1 if way == "F" else at + 1
+        if 0 <= step < len(chain):
+            found.append(((name, step, way, unit), sent_s(name, unit)))
+        elif way == "F" and name == "b":
+            found += [(("a", len(chains["a"]) - 1, "F", u), sent_s("a", u)) for u, v in pairs if v == unit]
+        elif way == "B":
+            found.append(((name, at, "F", unit), 0.0))
+            found += [(("b", 0, "B", v), sent_s("a", unit)) for u, v in pairs if name == "a" and u == unit]
+        return found
+
+    ends: dict[Any, float] = {}
+    free = [0.0] * request["ranks"]
+    places = {(e["module"], e["segment"], e["rank"]): at for name in names for at, e in enumerate(chains[name])}
+    queues = [
+        [(p["module"], places[p["module"], p["segment"], rank], p["pass"], p["micro_batch"]) for p in row]
+        for rank, row in enumerate(plan["order"])
+    ]
+    while any(queues):
+        for rank, queue in enumerate(queues):
+            while queue and all(before in ends for before, _ in waits(*queue[0])):
+                name, at, way, unit = queue.pop(0)
+                curve = sizes[name][1 if way == "F" else 2]
+                seconds = chains[name][at]["layers"] * np.interp(items[name][unit], sizes[name][0], curve)
+                ready = [
+                    ends[before] + (lag if chains[before[0]][before[1]]["rank"] != rank else 0.0)
+                    for before, lag in waits(name, at, way, unit)
+                ]
+                free[rank] = max([free[rank], *ready]) + float(seconds)
+                ends[name, at, way, unit] = free[rank]
+    return max(ends.values())
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**31))
+def test_plans_with_transfers_take_as_long_as_simulated(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    modules: list[dict[str, Any]] = []
+    for name in ("a", "b")[: int(rng.integers(1, 3))]:
+        forward = np.cumsum(rng.uniform(0.5, 1.5, 3)).tolist()
+        cost = {"sizes": [1, 2, 4], "forward_s": forward, "backward_s": [2 * s for s in forward]}
+        sent = np.cumsum(rng.uniform(0, 3, 3)).tolist()
+        after = ["a"] if name == "b" else []
+        modules.append(
+            {"name": name, "layers": int(rng.integers(2, 6)), "cost": cost, "transfer_s": sent, "after": after}
+        )
+    batch = {module["name"]: int(rng.integers(1, 5)) for module in modules}
+    more = {"batch": batch, "ranks": int(rng.integers(1, 4)), "samples": "b" if len(modules) > 1 else "a"}
+    if len(modules) > 1 and batch["a"] < batch["b"]:
+        more["samples"] = "a"
+    request = {"modules": modules, **more, "budget_s": 600, "max_steps": 60}
+    plan = make_plan("pipeline", request)
+    assert check(MultimodalRequest.model_validate(request), plan) == []
+    assert plan["makespan_s"] == pytest.approx(simulated_s(request, plan), rel=1e-9)
+    assert plan["lower_bound_s"] <= plan["makespan_s"] * (1 + 1e-9)
+    free = make_plan("pipeline", {**request, "modules": [{**module, "transfer_s": 0.0} for module in modules]})
+    assert free["lower_bound_s"] <= plan["lower_bound_s"] * (1 + 1e-9)

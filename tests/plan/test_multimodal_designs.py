@@ -116,7 +116,7 @@ def shortest_s(case: Case, known_s: float) -> float:
         for chunks in itertools.product(*rows):
             if _busiest_s(case, chunks, items) >= known_s * (1 - 1e-12):
                 continue
-            tasks = make_tasks(case.modules, Placement("segments", chunks), items, case.ranks, MemoryOptions(), links)
+            tasks = make_tasks(case.modules, Placement(chunks), items, case.ranks, MemoryOptions(), links)
             order = np.full(tasks.size, -1, np.int64)
             tail_s = tasks.paths_s[1]
             known_s, complete, _ = branch_and_bound(

@@ -216,7 +216,7 @@ def test_rank_pairs_begin_with_neighbours() -> None:
 
 
 def test_many_layers_are_cut_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "MAX_CUT_CELLS", 0)
+    monkeypatch.setattr(placement, "MAX_CUT_CELLS", 1)
     assert balanced_cuts(np.ones(8), np.zeros(4)).tolist() == [0, 2, 4, 6, 8]
     assert balanced_cuts(np.array([3.0, 1.0, 1.0, 1.0]), np.zeros(2)).tolist() == [0, 1, 4]
     assert balanced_cuts(np.ones(2), np.zeros(5))[[0, -1]].tolist() == [0, 2]

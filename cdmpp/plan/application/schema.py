@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, computed_field
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.base.batch_curve import BatchCurve
@@ -79,10 +79,20 @@ class ApplicationPlan(Plan):
     makespan_s: float
     latency_s: Annotated[list[float], Field(description="One for each request, in their order.")]
     policy: str
+    online_s: Annotated[
+        float, Field(description="Mean latency of the best policy found that learns arrivals as they come.")
+    ]
+    known_s: Annotated[float, Field(description="Mean latency of the best run found with all arrivals known.")]
     batches: list[BatchPlan]
     busy: Annotated[dict[str, float], Field(description="Share of the makespan that each device works.")]
     lower_bound_s: float
     steps: int
+
+    @computed_field(description="online_s over known_s, less one: the price of not knowing the arrivals.")  # type: ignore[prop-decorator]
+    @property
+    def online_gap(self) -> float:
+        """Price of not knowing the arrivals; 0 where no request takes time."""
+        return self.online_s / self.known_s - 1 if self.known_s > 0 else 0.0
 
     def tables(self) -> list[Table]:
         """The policy, the use of the devices, the baselines."""
@@ -105,6 +115,10 @@ class ApplicationRequest(Request[ApplicationPlan]):
     engines: Annotated[list[EngineForm], Field(min_length=1)]
     primitives: Annotated[list[PrimitiveForm], Field(min_length=1)]
     arrivals_s: Annotated[list[Seconds], Field(min_length=1, description="Arrival of each request.")]
+    knows_arrivals: Annotated[
+        bool,
+        Field(description="The plan is that of engines that know all arrivals; false: they learn them as they come."),
+    ] = False
     budget_s: Budget = 1.0
     seed: Seed = 0
     max_steps: MaxSteps = None

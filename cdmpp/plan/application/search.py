@@ -156,12 +156,16 @@ class Run:
         return max(batch.end_s for batch in self.batches)
 
 
-def simulate(app: Application, arrivals_s: Sequence[float], policy: Policy) -> Run:
+def simulate(
+    app: Application, arrivals_s: Sequence[float], policy: Policy, changes: Sequence[tuple[float, Policy]] = ()
+) -> Run:
     """Simulate requests that arrive at given times.
 
     Parameters
     ----------
     arrivals_s : sequence of float, length n
+    changes : sequence of (float, Policy)
+        Policies that replace the one before at these seconds, growing.
 
     Returns
     -------
@@ -175,7 +179,7 @@ def simulate(app: Application, arrivals_s: Sequence[float], policy: Policy) -> R
     missing = [[len(primitive.after) for primitive in primitives] for _ in arrivals_s]
     left = [len(primitives)] * len(arrivals_s)
     latency = [0.0] * len(arrivals_s)
-    ready: list[list[tuple[tuple[float, ...], int, int]]] = [[] for _ in engines]
+    ready: list[list[tuple[tuple[float, ...], int, int, float]]] = [[] for _ in engines]
     free = {engine.device for engine in engines}
     # (time, kind, index): arrivals before ends at the same moment, so that they can share a batch.
     events: list[tuple[float, int, int]] = [(at, 0, r) for r, at in enumerate(arrivals_s)]
@@ -190,11 +194,17 @@ def simulate(app: Application, arrivals_s: Sequence[float], policy: Policy) -> R
         return (request, rank) if policy.by_request else (rank, request)
 
     def make_ready(now: float, request: int, primitive: int) -> None:
-        entry = (key(now, request, primitive), request, primitive)
+        entry = (key(now, request, primitive), request, primitive, now)
         heapq.heappush(ready[primitives[primitive].engine], entry)
 
+    later = list(reversed(changes))
     while events:
         now = events[0][0]
+        while later and later[-1][0] <= now:
+            policy = later.pop()[1]
+            ready = [[(key(since, r, p), r, p, since) for _, r, p, since in queue] for queue in ready]
+            for queue in ready:
+                heapq.heapify(queue)
         while events and events[0][0] == now:
             _, kind, index = heapq.heappop(events)
             if kind == 0:
@@ -217,7 +227,7 @@ def simulate(app: Application, arrivals_s: Sequence[float], policy: Policy) -> R
             if engines[e].device not in free:
                 continue
             items = 0
-            taken: list[tuple[tuple[float, ...], int, int]] = []
+            taken: list[tuple[tuple[float, ...], int, int, float]] = []
             while ready[e]:
                 size = primitives[ready[e][0][2]].items
                 if taken and (not policy.batching or items + size > engines[e].max_items):
@@ -234,7 +244,7 @@ def simulate(app: Application, arrivals_s: Sequence[float], policy: Policy) -> R
                 items -= primitives[entry[2]].items
             if not count:
                 continue
-            members = [(request, primitive) for _, request, primitive in taken[:count]]
+            members = [(request, primitive) for _, request, primitive, _ in taken[:count]]
             end = now + engines[e].batch_s(items)
             free.remove(engines[e].device)
             heapq.heappush(events, (end, 1, len(batches)))
@@ -278,25 +288,28 @@ EXHAUSTIVE_TASKS, PROMISING = 10, 4
 MOST_CHOICES, PATIENCE_STEPS = 20_000, 2000
 
 
-@dataclass(frozen=True)
-class BestRun:
-    """The best run so far, its application and policy, and the runs of the baselines by name."""
-
-    run: Run
-    app: Application
-    policy: str
-    baselines: dict[str, Run]
-    steps: int
+#: Share of the budget in which the rule is chosen anew at arrivals; then it stays.
+ONLINE_SHARE = 0.3
 
 
 @dataclass(frozen=True)
-class _Tried:
+class Tried:
     """A simulated policy."""
 
     run: Run
     app: Application
     policy: Policy
     name: str
+
+
+@dataclass(frozen=True)
+class BestRuns:
+    """The best runs so far with all arrivals known and of policies that learn them as they come; the baselines."""
+
+    known: Tried
+    online: Tried
+    baselines: dict[str, Run]
+    steps: int
 
 
 class PolicySearch:
@@ -314,6 +327,8 @@ class PolicySearch:
         Largest number of orders to try.
     describe : callable, optional
         Makes the plan so far, for progress reports.
+    learns : bool
+        The plan is that of the policy that learns arrivals as they come: its figure is reported.
     """
 
     def __init__(
@@ -324,15 +339,18 @@ class PolicySearch:
         control: SearchControl,
         seed: int = 0,
         max_steps: int | None = None,
-        describe: Callable[[BestRun], Answer] | None = None,
+        describe: Callable[[BestRuns], Answer] | None = None,
+        learns: bool = False,
     ) -> None:
         self.apps = {"": whole} if split is whole else {"": whole, ", split": split}
-        self.arrivals_s, self.control, self.max_steps, self.describe = arrivals_s, control, max_steps, describe
+        self.arrivals_s, self.control, self.max_steps = arrivals_s, control, max_steps
+        self.describe, self.learns = describe, learns
         self.random = np.random.default_rng(seed)
         self.bound_s = least_bound_s(self.apps.values(), arrivals_s)
         self.steps = self.improved_at = 0
         #: The best policies so far, best first.
-        self.promising: list[_Tried] = []
+        self.promising: list[Tried] = []
+        self.online: Tried | None = None
         chained, alone = whole.chained(), Policy(batching=False)
         # A baseline may be the best one: a chain delays primitives, so that batches can be fuller.
         self.baselines = {
@@ -341,14 +359,20 @@ class PolicySearch:
             "first_come": self._simulate(whole, Policy(), "first come"),
         }
 
-    def run(self) -> BestRun:
-        """The best run within the budget."""
+    def run(self) -> BestRuns:
+        """The best runs within the budget."""
         for suffix, app in self.apps.items():
-            if suffix:
-                self._simulate(app, Policy(), "first come" + suffix)
             depths = tuple(app.depths())
-            for by_request, name in ((True, "topology-aware"), (False, "deepest first")):
-                self._simulate(app, Policy(priority=depths, by_request=by_request), name + suffix)
+            rules = {
+                "first come": Policy(),
+                "topology-aware": Policy(priority=depths),
+                "deepest first": Policy(priority=depths, by_request=False),
+                "topology-aware, no batching": Policy(batching=False, priority=depths),
+            }
+            for name, rule in rules.items():
+                self._simulate(app, rule, name + suffix)
+            changes = self.changes_at_arrivals(app, list(rules.values()))
+            self._simulate(app, Policy(), "rule chosen anew at each arrival" + suffix, changes)
         endless = any(len(app.primitives) > EXHAUSTIVE_PRIMITIVES for app in self.apps.values())
         for app, policy in _orders(list(self.apps.values()), self.random):
             if self._over():
@@ -358,26 +382,55 @@ class PolicySearch:
                 self._step_with_other_choices()
         tasks = len(self.arrivals_s) * max(len(app.primitives) for app in self.apps.values())
         if tasks <= EXHAUSTIVE_TASKS and all([self._every_choice(tried) for tried in list(self.promising)]):
-            return self._incumbent()
+            return self._best()
         while not self._over() and self.steps - self.improved_at < PATIENCE_STEPS:
             self._step_with_other_choices()
-        return self._incumbent()
+        return self._best()
 
-    def _incumbent(self) -> BestRun:
-        best = self.promising[0]
-        return BestRun(best.run, best.app, best.name, self.baselines, self.steps)
+    def _best(self) -> BestRuns:
+        assert self.online is not None
+        known = min(self.promising[0], self.online, key=lambda tried: tried.run.mean_s)
+        return BestRuns(known, self.online, self.baselines, self.steps)
+
+    def changes_at_arrivals(self, app: Application, rules: Sequence[Policy]) -> list[tuple[float, Policy]]:
+        """At each arrival the rule with which the requests that have come by then would end soonest."""
+        changes: list[tuple[float, Policy]] = []
+        for at in sorted({*self.arrivals_s}):
+            spent_s, budget_s = self.control.spent_s, self.control.budget_s
+            if self.control.expired or (budget_s is not None and spent_s > ONLINE_SHARE * budget_s / len(self.apps)):
+                break
+            come = [arrival for arrival in self.arrivals_s if arrival <= at]
+            present = changes[-1][1] if changes else rules[0]
+            means = {rule: simulate(app, come, rules[0], [*changes, (at, rule)]).mean_s for rule in rules}
+            best = min(rules, key=lambda rule: (means[rule], rule is not present))
+            if best is not present:
+                changes.append((at, best))
+            self.steps += len(rules)
+        return changes
 
     def _over(self) -> bool:
         spent = self.max_steps is not None and self.steps >= self.max_steps
         return spent or self.control.expired or self.promising[0].run.mean_s <= self.bound_s * (1 + 1e-12)
 
-    def _simulate(self, app: Application, policy: Policy, name: str) -> Run:
-        run = simulate(app, self.arrivals_s, policy)
+    def _simulate(
+        self,
+        app: Application,
+        policy: Policy,
+        name: str,
+        changes: Sequence[tuple[float, Policy]] = (),
+        *,
+        online: bool = True,
+    ) -> Run:
+        run = simulate(app, self.arrivals_s, policy, changes)
         if any(policy.choices):
             run = without_idle_time(app, run, self.arrivals_s)
+        if online and (self.online is None or run.mean_s < self.online.run.mean_s):
+            self.online = Tried(run, app, policy, name)
+        if changes:
+            return run  # the search varies single policies
         if not self.promising or run.mean_s < self.promising[0].run.mean_s:
             self.improved_at = self.steps
-        self.promising.append(_Tried(run, app, policy, name))
+        self.promising.append(Tried(run, app, policy, name))
         self.promising.sort(key=lambda tried: tried.run.mean_s)  # stable: of equal ones the first
         del self.promising[PROMISING:]
         return run
@@ -385,13 +438,16 @@ class PolicySearch:
     def _step(self, app: Application, policy: Policy) -> Run:
         self.steps += 1
         name = "searched order, engines wait for company" if any(policy.choices) else "searched order"
-        run = self._simulate(app, policy, name)
-        incumbent = self._incumbent()
-        answer = self.describe and partial(self.describe, incumbent)
-        self.control.report(best=incumbent.run.mean_s, bound=self.bound_s, answer=answer)
+        run = self._simulate(app, policy, name, online=False)
+        best = self._best()
+        self.control.report(
+            best=(best.online if self.learns else best.known).run.mean_s,
+            bound=self.bound_s,
+            answer=self.describe and partial(self.describe, best),
+        )
         return run
 
-    def _every_choice(self, tried: _Tried) -> bool:
+    def _every_choice(self, tried: Tried) -> bool:
         """All choices of the engines under one order, up to :data:`MOST_CHOICES`; return whether that was all."""
         choices: tuple[int, ...] = ()
         for _ in range(MOST_CHOICES):

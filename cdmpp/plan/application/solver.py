@@ -7,22 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cdmpp.plan.application.schema import (
-    ApplicationPlan,
-    ApplicationRequest,
-    BatchPlan,
-    EngineForm,
-    Member,
-    PrimitiveForm,
-)
+from cdmpp.plan.application.schema import ApplicationPlan, ApplicationRequest, BatchPlan, Member, PrimitiveForm
 from cdmpp.plan.application.search import (
     Application,
     BatchingEngine,
-    BestRun,
+    BestRuns,
     PolicySearch,
     Primitive,
     PrimitiveBatch,
     Run,
+    Tried,
     least_bound_s,
     replay_graph,
 )
@@ -48,13 +42,16 @@ def solve(request: ApplicationRequest, control: SearchControl) -> ApplicationPla
     whole, split = _applications(request, engines)
     bound_s = least_bound_s((whole, split), request.arrivals_s)
 
-    def describe(incumbent: BestRun) -> ApplicationPlan:
-        run, app = incumbent.run, incumbent.app
+    def describe(best: BestRuns) -> ApplicationPlan:
+        chosen = best.known if request.knows_arrivals else best.online
+        run, app = chosen.run, chosen.app
         return ApplicationPlan(
             mean_latency_s=run.mean_s,
             makespan_s=run.makespan_s,
             latency_s=run.latency_s,
-            policy=incumbent.policy,
+            policy=chosen.name,
+            online_s=best.online.run.mean_s,
+            known_s=best.known.run.mean_s,
             batches=[
                 BatchPlan(
                     engine=engines[batch.engine].name,
@@ -64,15 +61,16 @@ def solve(request: ApplicationRequest, control: SearchControl) -> ApplicationPla
                 )
                 for batch in run.batches
             ],
-            busy=_busy(engines, incumbent),
-            baselines={name: baseline.mean_s for name, baseline in incumbent.baselines.items()},
+            busy=_busy(engines, run),
+            baselines={name: baseline.mean_s for name, baseline in best.baselines.items()},
             lower_bound_s=bound_s,
-            steps=incumbent.steps,
-            explanation=_explain(engines, costs, incumbent, request.arrivals_s),
+            steps=best.steps,
+            explanation=[_arrivals(request, best), *_explain(engines, costs, chosen, request.arrivals_s)],
         )
 
     seed, max_steps = request.seed, request.max_steps
-    return describe(PolicySearch(whole, split, request.arrivals_s, control, seed, max_steps, describe).run())
+    learns = not request.knows_arrivals
+    return describe(PolicySearch(whole, split, request.arrivals_s, control, seed, max_steps, describe, learns).run())
 
 
 def figure_of(request: ApplicationRequest, plan: ApplicationPlan) -> float:
@@ -106,7 +104,8 @@ def _engines(request: ApplicationRequest) -> tuple[list[BatchingEngine], list[li
     for i, form in enumerate(request.engines):
         form.curve.check(f"engines.{i}.curve")
         sizes, points = form.curve.points()
-        engines.append(_engine(form, sizes, points))
+        seconds = np.array([cost.latency_s for cost in points])
+        engines.append(BatchingEngine(form.name, form.device or form.name, sizes, seconds, form.largest_batch))
         costs.append(points)
     return engines, costs
 
@@ -117,11 +116,6 @@ def _applications(request: ApplicationRequest, engines: Sequence[BatchingEngine]
     whole, split = (_application(engines, primitives, split=parts) for parts in (False, True))
     same = [p.id for p in split.primitives] == [p.id for p in whole.primitives]
     return whole, whole if same else split
-
-
-def _engine(form: EngineForm, sizes: np.ndarray, points: Sequence[Cost]) -> BatchingEngine:
-    seconds = np.array([cost.latency_s for cost in points])
-    return BatchingEngine(form.name, form.device or form.name, sizes, seconds, form.largest_batch)
 
 
 def _application(engines: Sequence[BatchingEngine], forms: Sequence[PrimitiveForm], *, split: bool) -> Application:
@@ -141,24 +135,35 @@ def _application(engines: Sequence[BatchingEngine], forms: Sequence[PrimitiveFor
     return Application(tuple(engines), tuple(primitives))
 
 
-def _busy(engines: Sequence[BatchingEngine], incumbent: BestRun) -> dict[str, float]:
+def _busy(engines: Sequence[BatchingEngine], run: Run) -> dict[str, float]:
     busy = {engine.device: 0.0 for engine in engines}
-    for batch in incumbent.run.batches:
+    for batch in run.batches:
         busy[engines[batch.engine].device] += batch.end_s - batch.start_s
-    makespan_s = incumbent.run.makespan_s
+    makespan_s = run.makespan_s
     return {device: seconds / makespan_s if makespan_s else 0.0 for device, seconds in busy.items()}
 
 
+def _arrivals(request: ApplicationRequest, best: BestRuns) -> str:
+    """What the engines know of the arrivals, and what that costs."""
+    online_s, known_s = best.online.run.mean_s, best.known.run.mean_s
+    gap = f"{100 * (online_s / known_s - 1):.1f} %"
+    if request.knows_arrivals:
+        text = f"the best policy that learns them as they come takes {format_latency(online_s)}, {gap} longer"
+        return f"assumed: all arrivals are known in advance; {text} ({best.online.name})"
+    text = f"with all of them known in advance the search found {format_latency(known_s)}"
+    return f"the engines learn arrivals as they come; {text}: {gap} is the price of not knowing them"
+
+
 def _explain(
-    engines: Sequence[BatchingEngine], costs: Sequence[Sequence[Cost]], incumbent: BestRun, arrivals_s: Sequence[float]
+    engines: Sequence[BatchingEngine], costs: Sequence[Sequence[Cost]], chosen: Tried, arrivals_s: Sequence[float]
 ) -> list[str]:
     """Share of each engine in the critical path of the replayed batches."""
-    timeline = replay(replay_graph(incumbent.app, incumbent.run, arrivals_s))
+    timeline = replay(replay_graph(chosen.app, chosen.run, arrivals_s))
     seconds = [0.0] * len(engines)
     for i in timeline.critical_path:
         if i >= len(arrivals_s):
-            seconds[incumbent.run.batches[i - len(arrivals_s)].engine] += float(timeline.duration_s[i])
-    lines = ["assumed: all arrivals are known in advance; engines that do not know them may take longer than this plan"]
+            seconds[chosen.run.batches[i - len(arrivals_s)].engine] += float(timeline.duration_s[i])
+    lines = []
     for share, e in sorted(((share, e) for e, share in enumerate(seconds) if share), reverse=True):
         largest = costs[e][-1].largest()
         lines.append(

@@ -124,11 +124,6 @@ def training_cost(plan: TrainingPlan, form: TrainForm, prices: Iterator[Predicti
     return Cost(point, lower, upper, parts)
 
 
-def needs_device(path: str) -> FieldError:
-    """The error of a training step without a known device."""
-    return FieldError.at(path, "a training step needs a known device", hint="give a name or a specification")
-
-
 #: Batch sizes of a curve that names none, and most batch sizes of a curve.
 DEFAULT_BATCHES = tuple(2**i for i in range(9))
 MAX_BATCHES = 256
@@ -210,7 +205,8 @@ class LanguageModelForm(Closed):
         """
         spec = _known(self.device or device)
         if spec is None:
-            raise needs_device(f"{path}.device")
+            hint = "give a name or a specification"
+            raise FieldError.at(f"{path}.device", "a training step needs a known device", hint=hint)
         names = ("tp", "pp", "ep", "dtype", "engine")
         layout = {name: getattr(self, name) for name in names} | {"sequence": self.input, "dp": self.dp or 1}
         try:

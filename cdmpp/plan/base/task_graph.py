@@ -35,7 +35,7 @@ def sort_topologically(after: Sequence[Iterable[int]]) -> tuple[list[int], list[
 
 
 class TaskGraph(NamedTuple):
-    """Durations and dependencies of tasks.
+    """Durations and dependencies of tasks, and transfers between them.
 
     Attributes
     ----------
@@ -44,21 +44,39 @@ class TaskGraph(NamedTuple):
         Number of tasks that each task waits for.
     first_after, after : ndarray of int64, shapes (tasks + 1,), (edges,)
         Successors of task t: ``after[first_after[t]:first_after[t + 1]]``.
+    lag_s : ndarray of float64, shape (edges,)
+        Seconds from the end of a task to the start of its successor at the earliest: a transfer between ranks, which
+        delays no other task.
     """
 
     duration_s: np.ndarray
     dependencies: np.ndarray
     first_after: np.ndarray
     after: np.ndarray
+    lag_s: np.ndarray
+
+    def with_transfers(self, rank: np.ndarray, transfer_s: np.ndarray) -> TaskGraph:
+        """The same graph with transfers between ranks.
+
+        Parameters
+        ----------
+        rank : ndarray of int64, shape (tasks,)
+        transfer_s : ndarray of float64, shape (forward tasks,)
+            Sending the output of forward task t to another rank, and its gradient back to backward task n + t.
+        """
+        half, source = len(transfer_s), np.repeat(np.arange(len(rank)), np.diff(self.first_after))
+        output = np.where(source < half, source, self.after - half)  # unused where both passes are on one rank
+        return self._replace(lag_s=np.where(rank[source] != rank[self.after], transfer_s[output], 0.0))
 
 
-def make_graph(duration_s: np.ndarray, sources: Sequence[np.ndarray], targets: Sequence[np.ndarray]) -> TaskGraph:
-    """The graph of tasks in which each target waits for the source at the same place."""
+def make_graph(sources: Sequence[np.ndarray], targets: Sequence[np.ndarray], tasks: int) -> TaskGraph:
+    """The graph in which each target waits for the source at the same place; without durations and transfers."""
     source, target = np.concatenate(sources), np.concatenate(targets)
     return TaskGraph(
-        duration_s=duration_s,
-        dependencies=np.bincount(target, minlength=len(duration_s)),
-        first_after=np.concatenate([[0], np.cumsum(np.bincount(source, minlength=len(duration_s)))]),
+        lag_s=np.zeros(len(source)),
+        duration_s=np.zeros(tasks),
+        dependencies=np.bincount(target, minlength=tasks),
+        first_after=np.concatenate([[0], np.cumsum(np.bincount(source, minlength=tasks))]),
         after=target[np.argsort(source, kind="stable")],
     )
 
@@ -83,7 +101,7 @@ def run_in_order(
     float
         Makespan in seconds; infinite on a deadlock.
     """
-    duration_s, dependencies, first_after, after = graph
+    duration_s, dependencies, first_after, after, lag_s = graph
     ranks = len(first_of) - 1
     waiting = dependencies.copy()
     ready_s = np.zeros(len(duration_s), np.float64)
@@ -103,7 +121,7 @@ def run_in_order(
                 free_s[r] = start_s[task] + duration_s[task]
                 for i in range(first_after[task], first_after[task + 1]):
                     waiting[after[i]] -= 1
-                    ready_s[after[i]] = max(ready_s[after[i]], free_s[r])
+                    ready_s[after[i]] = max(ready_s[after[i]], free_s[r] + lag_s[i])
     if done < len(duration_s):
         return np.inf
     makespan_s = 0.0
@@ -115,7 +133,7 @@ def run_in_order(
 @jit
 def longest_paths_s(graph: TaskGraph) -> tuple[np.ndarray, np.ndarray]:
     """Longest path to each task's start and from its end, in seconds; both of shape (tasks,)."""
-    duration_s, dependencies, first_after, after = graph
+    duration_s, dependencies, first_after, after, lag_s = graph
     tasks = len(duration_s)
     waiting = dependencies.copy()
     head_s = np.zeros(tasks, np.float64)
@@ -132,7 +150,7 @@ def longest_paths_s(graph: TaskGraph) -> tuple[np.ndarray, np.ndarray]:
         at += 1
         for i in range(first_after[task], first_after[task + 1]):
             other = after[i]
-            head_s[other] = max(head_s[other], head_s[task] + duration_s[task])
+            head_s[other] = max(head_s[other], head_s[task] + duration_s[task] + lag_s[i])
             waiting[other] -= 1
             if waiting[other] == 0:
                 topological[count] = other
@@ -141,7 +159,7 @@ def longest_paths_s(graph: TaskGraph) -> tuple[np.ndarray, np.ndarray]:
         task = topological[at]
         for i in range(first_after[task], first_after[task + 1]):
             other = after[i]
-            tail_s[task] = max(tail_s[task], duration_s[other] + tail_s[other])
+            tail_s[task] = max(tail_s[task], lag_s[i] + duration_s[other] + tail_s[other])
     return head_s, tail_s
 
 

@@ -9,25 +9,11 @@ from pydantic import Field
 from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.memory import UNLIMITED_BYTES, check_fits, memory_limit
 from cdmpp.predict.requests.pricing import CostField, PredictedCost
-from cdmpp.predict.requests.request import (
-    MAX_BYTES,
-    MAX_COUNT,
-    Bytes,
-    Closed,
-    Interval,
-    Name,
-    Plan,
-    PositiveBytes,
-    Request,
-    Row,
-    WholeNumber,
-)
+from cdmpp.predict.requests.request import Bytes, Closed, Interval, Name, Plan, PositiveBytes, Request, Row, WholeNumber
 from cdmpp.simulate.replay.forms import LinkForm
 from cdmpp.simulate.replay.links import Algorithm
 from cdmpp.utils.units import format_latency, format_si
 
-#: A bucket of this size holds all gradients of any request.
-WHOLE_BYTES = MAX_BYTES * MAX_COUNT
 #: Weights, gradients and two moments of Adam, all of the type of the gradients.
 STATES_PER_GRADIENT = 4
 Slowdown = Annotated[float, Field(ge=1, le=1000)]
@@ -132,8 +118,9 @@ class DataParallelRequest(Request[DataParallelPlan]):
         list[Bytes] | None,
         Field(
             min_length=1,
-            description="Bucket sizes to choose from; the default of PyTorch is added. A bucket closes when it "
-            "has at least so many bytes. null: 1, 4, 25 and 100 MiB, and doubled until all gradients fit.",
+            description="Bucket sizes to choose from; one for all gradients, one for each, and the default of PyTorch "
+            "are added. A bucket closes when it has at least so many bytes. null: 1, 4, 25 and 100 MiB, and doubled "
+            "until all gradients fit.",
         ),
     ] = None
     first_bucket_bytes: Annotated[

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cdmpp.errors import FieldError
-from cdmpp.plan.data_parallel.schema import WHOLE_BYTES, Choice, DataParallelPlan, DataParallelRequest, Transfer
+from cdmpp.plan.data_parallel.schema import Choice, DataParallelPlan, DataParallelRequest, Transfer
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.plot import (
     BLUE,
@@ -55,16 +55,19 @@ def solve(request: DataParallelRequest, control: SearchControl) -> DataParallelP
 def _solve(request: DataParallelRequest) -> DataParallelPlan:
     layers, update_s = _layers(request, "latency_s"), cost_of(request.update).latency_s
     setup = _setup(request, "latency_s")
-    default = (PYTORCH_BUCKET_BYTES, PYTORCH_FIRST_BUCKET_BYTES)
-    sizes = list(dict.fromkeys([*((size, request.first_bucket_bytes) for size in request.tried_bytes), default]))
+    named = {
+        "one_bucket": (sum(sum(layer.gradient_bytes) for layer in layers), None),
+        "bucket_per_gradient": (0.0, None),
+        "pytorch_default": (PYTORCH_BUCKET_BYTES, PYTORCH_FIRST_BUCKET_BYTES),
+    }
+    tried = [(size, request.first_bucket_bytes) for size in request.tried_bytes]
+    sizes = list(dict.fromkeys([*tried, *named.values()]))
     iterations = [simulate(layers, setup, *size, update_s) for size in sizes]
     number = min(range(len(sizes)), key=lambda i: (iterations[i].iteration_s, i))
     best, compute_s = iterations[number], sum(layer.forward_s + layer.backward_s for layer in layers) + update_s
     baselines = {
         "no_overlap": compute_s + sum(setup.transfer_s(bucket.bytes) for bucket in best.buckets),
-        "one_bucket": simulate(layers, setup, WHOLE_BYTES, None, update_s).iteration_s,
-        "bucket_per_gradient": simulate(layers, setup, 0.0, None, update_s).iteration_s,
-        "pytorch_default": iterations[-1].iteration_s,
+        **{name: iterations[sizes.index(size)].iteration_s for name, size in named.items()},
     }
     interval = None
     if any(cost.parts for cost in _costs(request)) or request.link.collective is not None:
@@ -96,7 +99,7 @@ def _solve(request: DataParallelRequest) -> DataParallelPlan:
         transfers=_transfers(layers, best),
         lower_bound_s=_lower_bound_s(layers, setup, update_s),
         baselines=baselines,
-        explanation=_explain(request, best, compute_s, baselines),
+        explanation=_explain(request, best, compute_s),
     )
 
 
@@ -179,7 +182,7 @@ def _transfers(layers: Sequence[GradientLayer], best: Iteration) -> list[Transfe
     ]
 
 
-def _explain(request: DataParallelRequest, best: Iteration, compute_s: float, baselines: dict[str, float]) -> list[str]:
+def _explain(request: DataParallelRequest, best: Iteration, compute_s: float) -> list[str]:
     iteration_s = best.iteration_s or 1.0
     lines = [
         f"{100 * compute_s / iteration_s:.0f} % of the iteration is computation ({format_latency(compute_s)}); "
@@ -199,12 +202,6 @@ def _explain(request: DataParallelRequest, best: Iteration, compute_s: float, ba
         longest = max((forward, backward), key=lambda cost: cost.latency_s)
         programs = f": {longest.largest()}" if longest.parts else ""
         lines.append(f"layer {name} takes {format_latency(both_s)}, {100 * both_s / iteration_s:.0f} %{programs}")
-    better = min(baselines, key=lambda name: baselines[name])
-    if baselines[better] < best.iteration_s:
-        lines.append(
-            f"{better.replace('_', ' ')} would take {format_latency(baselines[better])}: "
-            f"try {'bucket_bytes 0' if better == 'bucket_per_gradient' else 'larger bucket_bytes'}"
-        )
     return lines
 
 

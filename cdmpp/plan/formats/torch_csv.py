@@ -13,11 +13,14 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter
 from cdmpp.plan.fused.schema import FusedPlan, FusedRequest
+from cdmpp.plan.multimodal.modules import order_modules
 from cdmpp.plan.multimodal.schema import LayoutEntry, MultimodalPlan, MultimodalRequest
 from cdmpp.plan.split.schema import SplitPlan, SplitRequest
 from cdmpp.predict.requests.request import Answer, Request
@@ -51,10 +54,15 @@ class TorchCsvExporter(PlanExporter):
 
     kinds = ("pipeline", "simulate", "split")
 
+    model: Annotated[int, Field(ge=0, description="Of several models, the one whose schedule is written.")] = 0
+    copy_number: Annotated[
+        int | None, Field(ge=0, description="The model's copy; default: the one that ends first.")
+    ] = None
+
     def export(self, request: Request[Any], plan: Answer) -> Exported:
         """One row for each rank."""
         if isinstance(plan, FusedPlan) and isinstance(request, FusedRequest):
-            rows, notes = _fused(request, plan)
+            rows, notes = self._fused(request, plan)
         elif isinstance(plan, MultimodalPlan) and isinstance(request, MultimodalRequest):
             rows, notes = _multimodal(request, plan)
         elif isinstance(plan, SplitPlan) and isinstance(request, SplitRequest):
@@ -65,6 +73,47 @@ class TorchCsvExporter(PlanExporter):
         _check_ranks(rows)
         return Exported(to_csv(rows), tuple(notes))
 
+    def _fused(self, request: FusedRequest, plan: FusedPlan) -> tuple[Rows, list[str]]:
+        sequence = plan.sequence()
+        if sequence is None:
+            raise FieldError.at(
+                "models",
+                f"{len(request.models)} models share the ranks and their passes are mixed: a schedule has one model",
+                hint='give "executable": true (--executable): a plan that runs one schedule after the other',
+            )
+        if self.model >= len(request.models):
+            raise FieldError.at("model", f"{self.model}, the request has {len(request.models)} models")
+        model = request.models[self.model]
+        copies: dict[int, dict[int, Any]] = {}
+        for rank, row in enumerate(plan.order):
+            for step in row:
+                if step.model == self.model:
+                    copies.setdefault(step.copy_, {}).setdefault(rank, []).append(step)
+        chosen = min(copies, key=lambda copy: max(row[-1].end_s for row in copies[copy].values()))
+        chosen = chosen if self.copy_number is None else self.copy_number
+        if chosen not in copies:
+            raise FieldError.at("copy_number", f"{chosen}, the plan has {len(copies)} copies of model {self.model}")
+        ranks = sorted(copies[chosen])
+        rows = []
+        for position, rank in enumerate(ranks):
+            stage = position if model.direction == "down" else len(ranks) - 1 - position
+            rows.append([Action(stage, step.pass_, step.micro_batch) for step in copies[chosen][rank]])
+        notes = [f"{model.micro_batches} micro-batches (n_microbatches) on {model.stages} ranks, one stage on each"]
+        if len(sequence) > 1:
+            notes.append(
+                f"this is model {self.model} (--set model=N writes another): each rank runs the schedules of models "
+                f"{', '.join(map(str, sequence))} in this order, without a barrier between them"
+            )
+        if len(copies) > 1:
+            notes.append(
+                f"the plan has {len(copies)} copies of the model, the file the order of copy {chosen}, on ranks "
+                f"{ranks[0]} to {ranks[-1]} (--set copy_number=N writes another); each copy is a data-parallel replica "
+                "with its own pipeline group"
+            )
+        if request.max_activations is not None:
+            notes.append("max_activations is not in the file: the order of the passes keeps it")
+        return rows, notes
+
 
 def to_csv(rows: Sequence[Sequence[Action]]) -> str:
     """Text of the file."""
@@ -73,49 +122,26 @@ def to_csv(rows: Sequence[Sequence[Action]]) -> str:
     return text.getvalue()
 
 
-def _fused(request: FusedRequest, plan: FusedPlan) -> tuple[Rows, list[str]]:
-    if len(request.models) > 1:
-        raise FieldError.at(
-            "models",
-            f"{len(request.models)} models share the ranks, and a schedule of torch has the stages of one",
-            hint="plan one model for torch-csv; no format of torch.distributed.pipelining has several",
-        )
-    model = request.models[0]
-    copies: dict[int, dict[int, Any]] = {}
-    for rank, row in enumerate(plan.order):
-        for step in row:
-            copies.setdefault(step.copy_, {}).setdefault(rank, []).append(step)
-    chosen = min(copies, key=lambda copy: max(row[-1].end_s for row in copies[copy].values()))
-    ranks = sorted(copies[chosen])
-    rows = []
-    for position, rank in enumerate(ranks):
-        stage = position if model.direction == "down" else len(ranks) - 1 - position
-        rows.append([Action(stage, step.pass_, step.micro_batch) for step in copies[chosen][rank]])
-    notes = [f"{model.micro_batches} micro-batches (n_microbatches) on {model.stages} ranks, one stage on each"]
-    if len(copies) > 1:
-        notes.append(
-            f"the plan has {len(copies)} copies of the model, the file the order of copy {chosen}, which ends first; "
-            "each copy is a data-parallel replica with its own pipeline group"
-        )
-    if request.max_activations is not None:
-        notes.append("max_activations is not in the file: the order of the passes keeps it")
-    return rows, notes
-
-
 def _multimodal(request: MultimodalRequest, plan: MultimodalPlan) -> tuple[Rows, list[str]]:
     if plan.order is None or plan.sub_batches is None:
         raise FieldError.at(
             "batches", "the plan has several steps, and a schedule of torch has one", hint='give "batch"'
         )
-    chain = _chain(request)
-    sizes = {name: set(cut.items) for name, cut in plan.sub_batches.items()}
-    counts = {name: cut.count for name, cut in plan.sub_batches.items()}
+    names = [module.name for module in request.modules]
+    order = order_modules(names, [[names.index(name) for name in module.after] for module in request.modules])
+    chain = (
+        [names[i] for i in order if plan.batch is None or plan.batch[names[i]]]
+        if request.executable
+        else _chain(request)
+    )
+    sizes = {name: set(plan.sub_batches[name].items) for name in chain}
+    counts = {name: plan.sub_batches[name].count for name in chain}
     if len(set(counts.values())) > 1 or any(len(items) > 1 for items in sizes.values()):
         listed = ", ".join(f"{name} {plan.sub_batches[name].items}" for name in chain)
         raise FieldError.at(
             "sub_batches",
             f"torch divides a batch into equal micro-batches, and the plan does not (items: {listed})",
-            hint="a plan of one module whose items its number of sub-micro-batches divides can be exported",
+            hint='give "executable": true (--executable): a plan with equal micro-batches',
         )
     stages: dict[tuple[str, int, int], int] = {}
     for name in chain:
@@ -128,6 +154,8 @@ def _multimodal(request: MultimodalRequest, plan: MultimodalPlan) -> tuple[Rows,
     ]
     parts = ", ".join(f"{stages[e.module, e.segment, e.rank]}: {layers_text(e)}" for e in plan.layout)
     notes = [f"{next(iter(counts.values()))} micro-batches (n_microbatches)", f"layers of the stages: {parts}"]
+    if request.executable and len(chain) > 1:
+        notes.append(f"the modules are a chain, {', '.join(chain)}: each passes on what a later one takes")
     changed = [str(rank.rank) for rank in plan.memory or [] if any({*k} - {"keep"} for k in rank.knobs.values())]
     if changed:
         notes.append(f"recomputing and offloading on ranks {', '.join(changed)} are not in the file")
@@ -144,7 +172,7 @@ def _chain(request: MultimodalRequest) -> list[str]:
         raise FieldError.at(
             "modules",
             "torch sends the output of a stage to the next stage only, and these modules are no chain",
-            hint="a plan of one module, or of modules one behind the other, can be exported",
+            hint='give "executable": true (--executable): a plan with the modules one behind the other',
         )
     chain = first
     while following := [name for name in names if before[name] == [chain[-1]]]:

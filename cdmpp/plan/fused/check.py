@@ -6,36 +6,27 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from cdmpp.errors import FieldError
+from cdmpp.plan.base.passes import TOLERANCE, time_faults
 from cdmpp.plan.base.solve import first_faults, schema_faults
 from cdmpp.plan.fused.list_scheduling import EQUAL, greedy, lower_bound_s, serial_1f1b
-from cdmpp.plan.fused.problem import FusedProblem, FusedTask, all_tasks, duration_s, peaks, predecessor, run_order
-from cdmpp.plan.fused.schema import FusedPass, FusedRequest
+from cdmpp.plan.fused.problem import FusedProblem, run_orders
+from cdmpp.plan.fused.schema import FusedPass, FusedPlan, FusedRequest
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.pricing import Figure
 from cdmpp.predict.requests.request import Interval
 
-#: Largest difference between a claimed time and the simulated one, as a share of the makespan.
-TOLERANCE = 1e-9
-
 
 # Plans of other programs may have more fields.
-_LENIENT = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+class _Step(FusedPass, extra="ignore", strict=True, allow_inf_nan=False): ...
 
 
-class _Step(FusedPass):
-    model_config = _LENIENT
+class _Interval(Interval, extra="ignore", strict=True, allow_inf_nan=False): ...
 
 
-class _Interval(Interval):
-    model_config = _LENIENT
-
-
-class _Claim(BaseModel):
-    model_config = _LENIENT
-
+class _Claim(BaseModel, extra="ignore", strict=True, allow_inf_nan=False):
     makespan_s: float
     lower_bound_s: float
     gap: float
@@ -73,84 +64,84 @@ def check(request: FusedRequest, answer: Any, prices: Sequence[Prediction] = ())
         claim = _Claim.model_validate(answer)
     except ValidationError as error:
         return schema_faults(error)
-    faults = list(_task_faults(problem, claim))
+    orders = _Orders(request, problem, claim)
+    faults = list(orders.task_faults())
     if not faults:
-        faults = [*_time_faults(problem, claim), *_figure_faults(problem, claim), *_baseline_faults(problem, claim)]
+        held = [float(rank_held.max()) for rank_held in problem.tasks.held(orders.numbers)]
+        faults = [*orders.time_faults(), *_figure_faults(problem, claim, held), *_baseline_faults(problem, claim)]
     if not faults:
-        faults = list(_interval_faults(request, problem, claim))
+        faults = list(_interval_faults(request, claim, orders.numbers))
     return first_faults(faults)
 
 
-def _tasks(problem: FusedProblem, claim: _Claim) -> list[list[FusedTask]]:
-    """The claimed order as tasks; stage -1 where a replica has no stage on the rank."""
-    stages = {
-        (m, copy, problem.rank_of(model, copy, stage)): stage
-        for m, copy in problem.replicas()
-        for model in (problem.models[m],)
-        for stage in range(model.stages)
-    }
-    return [
-        [FusedTask(s.model, s.copy_, stages.get((s.model, s.copy_, rank), -1), s.pass_, s.micro_batch) for s in row]
-        for rank, row in enumerate(claim.order)
-    ]
+class _Orders:
+    """The claimed orders as numbers of tasks (:class:`FusedProblem`); those of passes that the request has."""
+
+    def __init__(self, request: FusedRequest, problem: FusedProblem, claim: _Claim) -> None:
+        self.request, self.problem, self.claim, tasks = request, problem, claim, problem.tasks
+        self.replicas = problem.replicas()
+        groups = {}
+        for g, (replica, rank) in enumerate(zip(tasks.replica.tolist(), tasks.rank.tolist(), strict=True)):
+            groups[(*self.replicas[replica], rank, "F" if tasks.forward[g] else "B")] = tasks.offset[g], tasks.count[g]
+        self.numbers: list[list[int]] = []
+        self.times: dict[int, tuple[float, float]] = {}
+        self.wrong: list[str] = []
+        for rank, row in enumerate(claim.order):
+            self.numbers.append([])
+            for at, step in enumerate(row):
+                offset, count = groups.get((step.model, step.copy_, rank, step.pass_), (0, 0))
+                number, path = int(offset) + step.micro_batch, f"order.{rank}.{at}"
+                if not 0 <= step.micro_batch < count:
+                    name = f"{step.pass_} of micro-batch {step.micro_batch}, model {step.model} copy {step.copy_}"
+                    self.wrong.append(f"{path}: {name} does not belong on rank {rank}")
+                elif number in self.times:
+                    self.wrong.append(f"{path}: {self.name(number)} runs twice")
+                else:
+                    self.times[number] = (step.start_s, step.end_s)
+                    self.numbers[-1].append(number)
+
+    def name(self, number: int) -> str:
+        """Text of a task."""
+        tasks, g = self.problem.tasks, self.problem.tasks.group[number]
+        model, copy = self.replicas[tasks.replica[g]]
+        way = "F" if tasks.forward[g] else "B"
+        return f"{way} of micro-batch {tasks.index[number]}, model {model} copy {copy} stage {tasks.stage[g]}"
+
+    def task_faults(self) -> Iterator[str]:
+        """Passes that are missing, repeated, or on a wrong rank."""
+        if len(self.numbers) != self.problem.ranks:
+            yield f"order: {len(self.numbers)} ranks, the request has {self.problem.ranks}"
+            return
+        yield from self.wrong
+        if self.request.executable and FusedPlan.sequence(self.claim) is None:  # type: ignore[arg-type]
+            yield "order: the request is executable, and ranks mix the passes of models or run them in other orders"
+        for rank, numbers in enumerate(self.problem.tasks.by_rank()):
+            missing = {*numbers.tolist()} - {*self.numbers[rank]}
+            if missing:
+                yield f"order.{rank}: {len(missing)} passes are missing, the first is {self.name(min(missing))}"
+
+    def time_faults(self) -> Iterator[str]:
+        """Wrong times; a makespan that is shorter than that of the simulated order."""
+        tasks, makespan_s = self.problem.tasks, self.claim.makespan_s
+        duration_s, lag_s, earlier = tasks.duration[tasks.group], tasks.lag[tasks.group], tasks.earlier()
+
+        def waits_for(number: int) -> list[tuple[int, float]]:
+            return [(int(earlier[number]), float(lag_s[number]))] if earlier[number] >= 0 else []
+
+        yield from time_faults(
+            self.numbers, self.times, makespan_s, lambda n: float(duration_s[n]), waits_for, self.name
+        )
+        try:
+            simulated_s = float(run_orders(self.problem, self.numbers)[1].max())
+        except FieldError as error:
+            yield error.message
+            return
+        if simulated_s > makespan_s + TOLERANCE * makespan_s:
+            yield f"makespan_s: {makespan_s:.9g}, the simulated order takes {simulated_s:.9g} s"
 
 
-def _task_faults(problem: FusedProblem, claim: _Claim) -> Iterator[str]:
-    """Passes that are missing, repeated, or on a wrong rank."""
-    if len(claim.order) != problem.ranks:
-        yield f"order: {len(claim.order)} ranks, the request has {problem.ranks}"
-        return
-    for rank, (row, expected) in enumerate(zip(_tasks(problem, claim), all_tasks(problem), strict=True)):
-        missing = set(expected)
-        for at, task in enumerate(row):
-            if task in missing:
-                missing.discard(task)
-            elif task in expected:
-                yield f"order.{rank}.{at}: {_name(task)} runs twice"
-            else:
-                yield f"order.{rank}.{at}: {_name(task)} does not belong on rank {rank}"
-        if missing:
-            yield f"order.{rank}: {len(missing)} passes are missing, the first is {_name(min(missing))}"
-
-
-def _time_faults(problem: FusedProblem, claim: _Claim) -> Iterator[str]:
-    """Wrong durations, overlaps, passes that start too early, and a wrong makespan."""
-    slack_s = TOLERANCE * max(claim.makespan_s, 0.0)
-    order = _tasks(problem, claim)
-    claimed = {
-        task: (step.start_s, step.end_s)
-        for row, steps in zip(order, claim.order, strict=True)
-        for task, step in zip(row, steps, strict=True)
-    }
-    for rank, row in enumerate(order):
-        free_s = 0.0
-        for at, task in enumerate(row):
-            start_s, end_s = claimed[task]
-            cost_s = duration_s(problem, task)
-            where = f"order.{rank}.{at}: {_name(task)}"
-            if abs(end_s - start_s - cost_s) > slack_s:
-                yield f"{where} takes {end_s - start_s:.9g} s, its cost is {cost_s:.9g} s"
-            if start_s < free_s - slack_s:
-                yield f"{where} starts at {start_s:.9g} s, the previous pass ends at {free_s:.9g} s"
-            earlier = predecessor(problem, task)
-            if earlier is not None and start_s < claimed[earlier][1] - slack_s:
-                yield f"{where} starts at {start_s:.9g} s, {_name(earlier)} ends at {claimed[earlier][1]:.9g} s"
-            free_s = max(free_s, end_s)
-    last_s = max(end for _, end in claimed.values())
-    if abs(last_s - claim.makespan_s) > slack_s:
-        yield f"makespan_s: {claim.makespan_s:.9g}, the last pass ends at {last_s:.9g} s"
-    try:
-        simulated_s = max(end for _, end in run_order(problem, order).values())
-    except FieldError as error:
-        yield error.message
-        return
-    if simulated_s > claim.makespan_s + slack_s:
-        yield f"makespan_s: {claim.makespan_s:.9g}, the simulated order takes {simulated_s:.9g} s"
-
-
-def _figure_faults(problem: FusedProblem, claim: _Claim) -> Iterator[str]:
-    """Wrong memory, bound and gap."""
-    held = peaks(problem, _tasks(problem, claim))
+def _figure_faults(problem: FusedProblem, claim: _Claim, held: Sequence[float]) -> Iterator[str]:
+    """Wrong memory, bound and gap; ``held``: peak memory of each rank."""
     peak = max(held)
     claimed = claim.rank_peak_activations
     if claimed is not None and len(claimed) != len(held):
@@ -194,7 +185,7 @@ def _baseline_faults(problem: FusedProblem, claim: _Claim) -> Iterator[str]:
             yield f"baselines.{name}: {seconds:.9g}, shorter than the plan"
 
 
-def _interval_faults(request: FusedRequest, problem: FusedProblem, claim: _Claim) -> Iterator[str]:
+def _interval_faults(request: FusedRequest, claim: _Claim, orders: Sequence[Sequence[int]]) -> Iterator[str]:
     """An interval that is not that of the order with all predictions at their bounds."""
     predicted = any(cost.parts for pair in request.costs() for cost in pair)
     if "interval" not in claim.model_fields_set:
@@ -204,15 +195,8 @@ def _interval_faults(request: FusedRequest, problem: FusedProblem, claim: _Claim
         return
     if claim.interval is None:
         return
-    order = _tasks(problem, claim)
     ends: tuple[tuple[Figure, float], ...] = (("lower_s", claim.interval.lower_s), ("upper_s", claim.interval.upper_s))
     for name, seconds in ends:
-        expected_s = max(end for _, end in run_order(request.problem(name), order).values())
+        expected_s = float(run_orders(request.problem(name), orders)[1].max())
         if abs(seconds - expected_s) > TOLERANCE * expected_s:
             yield f"interval.{name}: {seconds:.9g}, the order takes {expected_s:.9g} with these costs"
-
-
-def _name(task: FusedTask) -> str:
-    return f"{task.way} of micro-batch {task.micro_batch}, model {task.model} copy {task.copy}" + (
-        f" stage {task.stage}" if task.stage >= 0 else ""
-    )

@@ -72,12 +72,12 @@ def can_finish(groups: GroupArrays, firsts: np.ndarray, done: np.ndarray, free: 
 
 
 @jit
-def fits(opens: bool, in_flight: int, window: int, held: float, activation: float, limit: float) -> bool:
-    """Whether a group's next task may allocate its memory: its group's window and its rank's memory have room.
+def fits(in_turn: bool, opens: bool, in_flight: int, window: int, held: float, activation: float, limit: float) -> bool:
+    """Whether a group's next task may run: it is its turn, and its group's window and its rank's memory have room.
 
     Takes numbers alone: passing arrays to an inner function costs numba reference counts, 15 times the whole loop.
     """
-    return not opens or (in_flight < window and held + activation <= limit)
+    return in_turn and (not opens or (in_flight < window and held + activation <= limit))
 
 
 @jit
@@ -125,8 +125,15 @@ def list_schedule(
     float
         The makespan in seconds; -1 on a deadlock: unguarded, or with less memory than one activation; -2: stopped.
     """
-    rank_groups, rank_start, rank, count, offset, duration, before, after, opens, partner, activation = groups
+    rank_groups, rank_start, rank, count, offset, duration, lag, before, after, opens, partner, activation, turn = (
+        groups
+    )
     ranks = len(rank_start) - 1
+    now = np.zeros(ranks, np.int64)  # turn of each rank, and the tasks that it has left in each
+    left = np.zeros((ranks, turn.max() + 2), np.int64)
+    for g in range(len(rank)):
+        left[rank[g], turn[g]] += count[g]
+    left[:, -1] = 1
     done = np.zeros(len(rank), np.int64)
     rank_free_s = np.zeros(ranks)
     held = np.zeros(ranks)
@@ -153,7 +160,7 @@ def list_schedule(
                     urgency = np.inf
                     for k in range(rank_start[r], rank_start[r + 1]):
                         g = rank_groups[k]
-                        if done[g] < count[g] and priority[offset[g] + done[g]] < urgency:
+                        if done[g] < count[g] and turn[g] == now[r] and priority[offset[g] + done[g]] < urgency:
                             urgency = priority[offset[g] + done[g]]
                             wanted = g
                 for k in range(rank_start[r], rank_start[r + 1]):
@@ -162,8 +169,10 @@ def list_schedule(
                     earliest_s[g] = np.inf
                     if i >= count[g] or blocked[g] or (wanted >= 0 and g != wanted) or (p >= 0 and done[p] <= i):
                         continue
-                    if fits(opens[g], i - done[partner[g]], window[g], held[r], activation[g], limit[r]):
-                        ready_s = start[offset[p] + i] + duration[p] if p >= 0 else 0.0
+                    if fits(
+                        turn[g] == now[r], opens[g], i - done[partner[g]], window[g], held[r], activation[g], limit[r]
+                    ):
+                        ready_s = start[offset[p] + i] + duration[p] + lag[g] if p >= 0 else 0.0
                         earliest_s[g] = max(rank_free_s[r], ready_s)
                         soonest_end_s[r] = min(soonest_end_s[r], earliest_s[g] + duration[g])
             if soonest_end_s[r] < end_s:
@@ -187,10 +196,10 @@ def list_schedule(
                 i, p, r = done[g], before[g], rank[g]
                 if i >= count[g] or blocked[g] or priority[offset[g] + i] >= urgency or (p >= 0 and done[p] <= i):
                     continue
-                if fits(opens[g], i - done[partner[g]], window[g], held[r], activation[g], limit[r]):
+                if fits(turn[g] == now[r], opens[g], i - done[partner[g]], window[g], held[r], activation[g], limit[r]):
                     urgency = priority[offset[g] + i]
                     chosen = g
-                    ready_s = start[offset[p] + i] + duration[p] if p >= 0 else 0.0
+                    ready_s = start[offset[p] + i] + duration[p] + lag[g] if p >= 0 else 0.0
                     earliest_s[g] = max(rank_free_s[r], ready_s)
         if chosen < 0:
             return -1.0
@@ -212,6 +221,9 @@ def list_schedule(
                     blocked[k] = False
                     changed[rank[k]] = True
         remaining -= 1
+        left[r, turn[g]] -= 1
+        while left[r, now[r]] == 0:
+            now[r] += 1
         start[offset[g] + done[g]] = earliest_s[g]
         done[g] += 1
         rank_free_s[r] = earliest_s[g] + duration[g]
@@ -334,9 +346,9 @@ class FusedSchedule:
 def schedule_from(problem: FusedProblem, start_s: Floats) -> FusedSchedule:
     """The schedule with these start times in seconds, shape (tasks,)."""
     tasks = problem.tasks
-    peaks = tasks.peaks(start_s)
+    peaks = [float(held.max()) for held in tasks.held(tasks.orders(start_s))]
     makespan = float((start_s + tasks.duration[tasks.group]).max())
-    return FusedSchedule(start_s, makespan, float(peaks.max()), float(peaks.sum()))
+    return FusedSchedule(start_s, makespan, max(peaks), sum(peaks))
 
 
 def greedy(problem: FusedProblem, limit: float) -> FusedSchedule | None:
@@ -370,8 +382,9 @@ def serial_1f1b(problem: FusedProblem) -> tuple[Floats, float]:
     makespan_s : float
         The sum of (M + P - 1) (f + b) where no limit holds micro-batches back.
     """
-    starts, begin_s = [], 0.0
-    for model in problem.models:
+    starts, begin_s = {}, 0.0
+    for m in problem.sequence or range(len(problem.models)):
+        model = problem.models[m]
         # The replicas share no rank: one schedule holds for all.
         single = FusedProblem(model.stages, (Model(**{**vars(model), "direction": "down"}),))
         tasks = single.tasks
@@ -382,9 +395,9 @@ def serial_1f1b(problem: FusedProblem) -> tuple[Floats, float]:
         priority = np.where(tasks.forward, 1.0, 0.0)[tasks.group]
         schedule = _schedule_once(single, priority, np.inf, window)
         assert schedule is not None, "the windows of a single model cannot deadlock"
-        starts += [schedule.start_s + begin_s] * (problem.ranks // model.stages)
+        starts[m] = np.tile(schedule.start_s + begin_s, problem.ranks // model.stages)
         begin_s += schedule.makespan_s
-    return np.concatenate(starts), begin_s
+    return np.concatenate([starts[m] for m in sorted(starts)]), begin_s
 
 
 def _schedule_once(
@@ -406,8 +419,9 @@ def lower_bound_s(problem: FusedProblem) -> float:
     Each rank is relaxed to one machine with preemption. A task is released when its micro-batch and those before it
     can have reached the stage at the earliest; its tail is what its micro-batch and those after it still need
     afterwards. Jackson's rule (largest tail first) solves this relaxation exactly. The result is at least each of
-    the usual bounds: a model's own (M + P - 1) (f + b), the work of a rank between the earliest first task and the
-    shortest tail, and the total work over the ranks. With a memory limit, :func:`memory_bound_s` holds as well.
+    the usual bounds: a model's own (M + P - 1) (f + b) and its transfers, the work of a rank between the earliest
+    first task and the shortest tail, and the total work over the ranks. With a memory limit, :func:`memory_bound_s`
+    holds as well.
 
     Notes
     -----
@@ -451,18 +465,18 @@ def heads_and_tails(problem: FusedProblem) -> tuple[np.ndarray, np.ndarray]:
     head, tail = np.empty(tasks.size), np.empty(tasks.size)
     for g in range(len(tasks.count)):
         model = problem.models[tasks.model[g]]
-        f, b, m = model.forward_s, model.backward_s, model.micro_batches
+        f, b, m, sent = model.forward_s, model.backward_s, model.micro_batches, model.transfer_s
         stage, last = int(tasks.stage[g]), model.stages - 1
         earlier = np.arange(m)
         later = m - 1 - earlier
         numbers = slice(tasks.offset[g], tasks.offset[g] + m)
         if tasks.forward[g]:
-            head[numbers] = (stage + earlier) * f
+            head[numbers] = (stage + earlier) * f + stage * sent
             # At the last stage, both passes of this micro-batch and of the later ones follow.
             on_last = b + later * b + later * f if stage == last else (later + 1) * (f + b)
-            tail[numbers] = on_last + max(last - 1 - stage, 0) * f + last * b
+            tail[numbers] = on_last + max(last - 1 - stage, 0) * f + last * b + (2 * last - stage) * sent
         else:
             on_last = (earlier + 1) * f + earlier * b if stage == last else (earlier + 1) * (f + b)
-            head[numbers] = last * f + on_last + max(last - 1 - stage, 0) * b
-            tail[numbers] = (stage + later) * b
+            head[numbers] = last * f + on_last + max(last - 1 - stage, 0) * b + (2 * last - stage) * sent
+            tail[numbers] = (stage + later) * b + stage * sent
     return head, tail

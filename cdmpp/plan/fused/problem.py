@@ -13,7 +13,6 @@ from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.plan.base.task_graph import make_graph, run_in_order
 
 Direction = Literal["down", "up"]
-Pass = Literal["F", "B"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,8 @@ class Model:
     activation : float
         Memory that a stage holds for a micro-batch, from the start of its forward pass to the end of its backward
         pass, in any unit.
+    transfer_s : float
+        Seconds from the end of a stage's pass to the start of the next stage's, and for the gradient back.
     """
 
     stages: int
@@ -39,6 +40,7 @@ class Model:
     backward_s: float
     direction: Direction = "down"
     activation: float = 1.0
+    transfer_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,15 @@ class FusedProblem:
     """Models to schedule on the same ranks.
 
     A model with fewer stages than ranks has ``ranks / stages`` equal replicas side by side. Stage ``s`` of replica
-    ``c`` is on rank ``c * stages + s`` ("down") or ``ranks - 1 - (c * stages + s)`` ("up"). Transfers take no time
-    (RLHFuse, section 5: fused pipelines).
+    ``c`` is on rank ``c * stages + s`` ("down") or ``ranks - 1 - (c * stages + s)`` ("up"). A transfer delays
+    only the pass that waits for it.
 
     Parameters
     ----------
     max_activations : float, optional
         Memory limit of each rank, in the unit of ``Model.activation``.
+    sequence : tuple of int, optional
+        Models in the order in which every rank runs them, one after the other; None: their passes may be mixed.
 
     Raises
     ------
@@ -71,6 +75,7 @@ class FusedProblem:
     ranks: int
     models: tuple[Model, ...]
     max_activations: float | None = None
+    sequence: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for index, model in enumerate(self.models):
@@ -114,6 +119,8 @@ class GroupArrays(NamedTuple):
         Rank, number of tasks, and number of the first task.
     duration : ndarray of float64, shape (groups,)
         Seconds of a task.
+    lag : ndarray of float64, shape (groups,)
+        Seconds from the end of the same micro-batch's previous task to the start at the earliest.
     before, after : ndarray of int64, shape (groups,)
         Group of the same micro-batch's previous and next task; -1 where there is none.
     opens : ndarray of bool, shape (groups,)
@@ -122,6 +129,8 @@ class GroupArrays(NamedTuple):
         Group of the other pass of the same stage.
     activation : ndarray of float64, shape (groups,)
         Memory that a task allocates or frees.
+    turn : ndarray of int64, shape (groups,)
+        A rank begins a turn when all its tasks of those before have ended.
     """
 
     rank_groups: np.ndarray
@@ -130,11 +139,13 @@ class GroupArrays(NamedTuple):
     size: np.ndarray
     offset: np.ndarray
     duration: np.ndarray
+    lag: np.ndarray
     before: np.ndarray
     after: np.ndarray
     opens: np.ndarray
     partner: np.ndarray
     activation: np.ndarray
+    turn: np.ndarray
 
 
 class TaskArrays:
@@ -146,9 +157,9 @@ class TaskArrays:
         The groups, and the same with time reversed.
     rank, replica, model, stage, count, offset, before, after : ndarray of int64, shape (groups,)
     forward : ndarray of bool, shape (groups,)
-    duration, activation : ndarray of float64, shape (groups,)
+    duration, activation, lag : ndarray of float64, shape (groups,)
     head, tail : ndarray of float64, shape (groups,)
-        Seconds of a micro-batch's tasks before and after the group's.
+        Seconds of a micro-batch's tasks and transfers before and after the group's.
     partner : ndarray of int64, shape (groups,)
     group, index : ndarray of int64, shape (tasks,)
         Group of each task, and its micro-batch.
@@ -158,185 +169,95 @@ class TaskArrays:
 
     def __init__(self, problem: FusedProblem) -> None:
         rows: list[tuple[float, ...]] = []
-        before: list[int] = []
+        chains: list[np.ndarray] = []  # groups in the order in which a micro-batch passes them
         for replica, (m, copy) in enumerate(problem.replicas()):
             model = problem.models[m]
             base, last = len(rows), model.stages - 1
             for stage in range(model.stages):
                 rank = problem.rank_of(model, copy, stage)
                 common = (rank, replica, m, stage, model.micro_batches, model.activation)
-                rows.append((*common, 1, model.forward_s))
-                rows.append((*common, 0, model.backward_s))
-                before.append(base + 2 * (stage - 1) if stage else -1)
-                before.append(base + 2 * stage + (3 if stage < last else 0))
+                rows.append((*common, 1, model.forward_s, model.transfer_s if stage else 0.0))
+                rows.append((*common, 0, model.backward_s, model.transfer_s if stage < last else 0.0))
+            forward = np.arange(base, len(rows), 2)
+            chains.append(np.concatenate([forward, forward[::-1] + 1]))
         columns = [np.array(column) for column in zip(*rows, strict=True)]
         self.rank, self.replica, self.model, self.stage, self.count = (c.astype(np.int64) for c in columns[:5])
         self.activation = columns[5].astype(np.float64)
         self.forward = columns[6].astype(np.bool_)
-        self.duration = columns[7].astype(np.float64)
-        self.before = np.array(before, np.int64)
+        self.duration, self.lag = (c.astype(np.float64) for c in columns[7:])
         groups = len(rows)
-        self.after = np.full(groups, -1, np.int64)
-        has_previous = self.before >= 0
-        self.after[self.before[has_previous]] = np.arange(groups)[has_previous]
+        self.before, self.after = np.full((2, groups), -1, np.int64)
+        self.head, self.tail = np.zeros((2, groups))
+        for chain in chains:
+            self.before[chain[1:]], self.after[chain[:-1]] = chain[:-1], chain[1:]
+            ends = np.cumsum(self.lag[chain] + self.duration[chain])
+            self.head[chain], self.tail[chain] = ends - self.duration[chain], ends[-1] - ends
         self.partner = np.arange(groups, dtype=np.int64) ^ 1
         self.offset = np.cumsum(self.count) - self.count
         self.group = np.repeat(np.arange(groups, dtype=np.int64), self.count)
         self.index = np.arange(len(self.group), dtype=np.int64) - self.offset[self.group]
         self.mirror = self.offset[self.group] + self.count[self.group] - 1 - self.index
-        self.head, self.tail = self._sum_along(self.before), self._sum_along(self.after)
+        turn = np.argsort(problem.sequence)[self.model] if problem.sequence else np.zeros(groups, np.int64)
         rank_groups = np.argsort(self.rank, kind="stable")
-        self.arrays = GroupArrays(
-            rank_groups=rank_groups,
-            rank_start=np.searchsorted(self.rank[rank_groups], np.arange(problem.ranks + 1)),
-            rank=self.rank,
-            size=self.count,
-            offset=self.offset,
-            duration=self.duration,
-            before=self.before,
-            after=self.after,
-            opens=self.forward,
-            partner=self.partner,
-            activation=self.activation,
+        rank_start = np.searchsorted(self.rank[rank_groups], np.arange(problem.ranks + 1))
+        common = (self.rank, self.count, self.offset, self.duration, self.lag, self.before, self.after)
+        self.arrays = GroupArrays(rank_groups, rank_start, *common, self.forward, self.partner, self.activation, turn)
+        lag = np.where(self.after >= 0, self.lag[self.after], 0.0)
+        self.mirrored = self.arrays._replace(
+            before=self.after, after=self.before, opens=~self.forward, lag=lag, turn=turn.max() - turn
         )
-        self.mirrored = self.arrays._replace(before=self.after, after=self.before, opens=~self.forward)
 
     @property
     def size(self) -> int:
         """Number of tasks."""
         return len(self.group)
 
-    def _sum_along(self, link: np.ndarray) -> np.ndarray:
-        """Seconds of all groups that are reached from each group by following ``link``; shape (groups,)."""
-        seconds = np.zeros(len(link))
-        for g in range(len(link)):
-            at = link[g]
-            while at >= 0:
-                seconds[g] += self.duration[at]
-                at = link[at]
-        return seconds
-
     def by_rank(self) -> list[np.ndarray]:
         """Task numbers of each rank, growing."""
         rank = self.rank[self.group]
         return [np.flatnonzero(rank == r) for r in range(len(self.arrays.rank_start) - 1)]
 
-    def memory_change(self) -> np.ndarray:
-        """Memory that a task of each group allocates (> 0) or frees (< 0); shape (groups,)."""
-        return np.where(self.forward, self.activation, -self.activation)
+    def orders(self, start_s: np.ndarray) -> list[np.ndarray]:
+        """Task numbers of each rank by growing start; ``start_s`` of shape (tasks,), in seconds."""
+        return [numbers[np.argsort(start_s[numbers], kind="stable")] for numbers in self.by_rank()]
 
-    def peaks(self, start_s: np.ndarray) -> np.ndarray:
-        """Peak memory of each rank; shape (ranks,).
+    def earlier(self) -> np.ndarray:
+        """The task that must end before each task starts, shape (tasks,); negative for first forward passes."""
+        before = self.before[self.group]
+        earlier: np.ndarray = np.where(before < 0, -1, self.offset[before] + self.index)
+        return earlier
 
-        Parameters
-        ----------
-        start_s : ndarray, shape (tasks,)
-            Start of each task in a valid schedule, in seconds.
-        """
-        change = self.memory_change()[self.group]
-        return np.array(
-            [
-                np.cumsum(change[numbers[np.argsort(start_s[numbers], kind="stable")]]).max()
-                for numbers in self.by_rank()
-            ]
-        )
+    def held(self, orders: Sequence[Sequence[int] | np.ndarray]) -> list[np.ndarray]:
+        """Memory that each rank holds after the start of each of its tasks, run in order."""
+        change = np.where(self.forward, self.activation, -self.activation)[self.group]
+        return [np.cumsum(change[np.asarray(order, np.int64)]) for order in orders]
 
 
-class FusedTask(NamedTuple):
-    """A forward or backward pass of one micro-batch through one stage of a model's replica."""
-
-    model: int
-    copy: int
-    stage: int
-    way: Pass
-    micro_batch: int
-
-
-def all_tasks(problem: FusedProblem) -> list[list[FusedTask]]:
-    """Tasks of each rank, in no particular order."""
-    tasks: list[list[FusedTask]] = [[] for _ in range(problem.ranks)]
-    ways: tuple[Pass, Pass] = ("F", "B")
-    for m, copy in problem.replicas():
-        model = problem.models[m]
-        for stage in range(model.stages):
-            tasks[problem.rank_of(model, copy, stage)] += [
-                FusedTask(m, copy, stage, way, i) for way in ways for i in range(model.micro_batches)
-            ]
-    return tasks
-
-
-def predecessor(problem: FusedProblem, task: FusedTask) -> FusedTask | None:
-    """The task that must end before this one starts; None for the first stage's forward pass."""
-    last = problem.models[task.model].stages - 1
-    if task.way == "F":
-        return task._replace(stage=task.stage - 1) if task.stage else None
-    return task._replace(way="F") if task.stage == last else task._replace(stage=task.stage + 1)
-
-
-def duration_s(problem: FusedProblem, task: FusedTask) -> float:
-    """Duration of a task in seconds."""
-    model = problem.models[task.model]
-    return model.forward_s if task.way == "F" else model.backward_s
-
-
-def run_order(problem: FusedProblem, order: Sequence[Sequence[FusedTask]]) -> dict[FusedTask, tuple[float, float]]:
+def run_orders(problem: FusedProblem, orders: Sequence[Sequence[int] | np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Start and end of every task in seconds when each rank runs its tasks in order, as early as possible.
 
     Parameters
     ----------
-    order : sequence of sequence of FusedTask
-        Tasks of each rank.
+    orders : sequence of sequence of int
+        Numbers of the tasks of each rank.
+
+    Returns
+    -------
+    start_s, end_s : ndarray of float64, shape (tasks,)
 
     Raises
     ------
     FieldError
         Deadlock: each rank waits for another.
     """
-    times: dict[FusedTask, tuple[float, float]] = {}
-    position = [0] * len(order)
-    free_s = [0.0] * len(order)
-    remaining = sum(map(len, order))
-    while remaining:
-        before = remaining
-        for rank, row in enumerate(order):
-            while position[rank] < len(row):
-                task = row[position[rank]]
-                earlier = predecessor(problem, task)
-                if earlier is not None and earlier not in times:
-                    break
-                start_s = max(free_s[rank], times[earlier][1] if earlier is not None else 0.0)
-                free_s[rank] = start_s + duration_s(problem, task)
-                times[task] = (start_s, free_s[rank])
-                position[rank] += 1
-                remaining -= 1
-        if remaining == before:
-            rank = next(r for r, row in enumerate(order) if position[r] < len(row))
-            path = f"order.{rank}.{position[rank]}"
-            raise FieldError.at(path, "never starts: the orders of the ranks are in a deadlock")
-    return times
-
-
-def run_numbers(problem: FusedProblem, orders: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Start and end of every task as :func:`run_order`, with task numbers in valid orders; shapes (tasks,)."""
     tasks = problem.tasks
-    before = tasks.before[tasks.group]
-    later = np.flatnonzero(before >= 0)
-    earlier = tasks.offset[before[later]] + tasks.index[later]
-    graph = make_graph(tasks.duration[tasks.group], [earlier], [later])
+    later = np.flatnonzero(tasks.earlier() >= 0)
+    graph = make_graph([tasks.earlier()[later]], [later], tasks.size)
+    graph = graph._replace(duration_s=tasks.duration[tasks.group], lag_s=tasks.lag[tasks.group[graph.after]])
     firsts = np.cumsum([0, *map(len, orders)])
-    start_s, place = np.empty(tasks.size), np.empty(tasks.size, np.int64)
-    run_in_order(graph, firsts, np.concatenate(orders), start_s, place)
+    start_s, place = np.full(tasks.size, np.nan), np.empty(tasks.size, np.int64)
+    if np.isinf(run_in_order(graph, firsts, np.concatenate(orders).astype(np.int64), start_s, place)):
+        waiting = ((rank, at) for rank, row in enumerate(orders) for at, n in enumerate(row) if np.isnan(start_s[n]))
+        rank, at = next(waiting)
+        raise FieldError.at(f"order.{rank}.{at}", "never starts: the orders of the ranks are in a deadlock")
     return start_s, start_s + graph.duration_s
-
-
-def peaks(problem: FusedProblem, order: Sequence[Sequence[FusedTask]]) -> list[float]:
-    """Peak memory of each rank when it runs its tasks in order."""
-    result = []
-    for row in order:
-        held = peak = 0.0
-        for task in row:
-            size = problem.models[task.model].activation
-            held += size if task.way == "F" else -size
-            peak = max(peak, held)
-        result.append(peak)
-    return result

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from cdmpp.errors import FieldError
+from cdmpp.plan.base.passes import Executable, Execution
 from cdmpp.plan.fused.problem import FusedProblem, Model
 from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.memory import UNLIMITED_BYTES, check_fits, memory_limit
-from cdmpp.predict.requests.pricing import Cost, Figure, PredictedCost
+from cdmpp.predict.requests.pricing import Cost, Figure, PredictedCost, cost_of
 from cdmpp.predict.requests.request import (
     Budget,
     Bytes,
@@ -24,14 +26,20 @@ from cdmpp.predict.requests.request import (
     PositiveSeconds,
     Request,
     Row,
+    Seconds,
     Seed,
     exactly_one,
+    instead_of,
 )
 from cdmpp.utils.units import format_latency
 
 MAX_ACTIVATION = 1e12
 #: Largest ratio between two costs of one request: below it, sums of costs lose none of them to rounding.
 MAX_RATIO = 1e9
+
+
+#: Cost of a model's forward pass, backward pass and transfer.
+Costs = tuple[Cost, Cost, Cost]
 
 
 class ModelForm(Closed):
@@ -48,6 +56,12 @@ class ModelForm(Closed):
         PredictedCost | None, Field(description="Instead of forward_s: the programs of a stage's forward pass.")
     ] = None
     backward: PredictedCost | None = None
+    transfer_s: Annotated[
+        Seconds, Field(description="Seconds from one stage to the next for a micro-batch, and for the gradient back.")
+    ] = 0.0
+    transfer: Annotated[
+        PredictedCost | None, Field(description="Predicted, instead of transfer_s: such as a send_recv.")
+    ] = None
     direction: Annotated[
         Literal["down", "up"], Field(description="Stage 0 of replica 0 is on rank 0 (down) or on the last rank (up).")
     ] = "down"
@@ -64,18 +78,14 @@ class ModelForm(Closed):
         exactly_one(self, "forward_s", "forward")
         if self.activation_bytes is not None and "activation" in self.model_fields_set:
             raise ValueError("give either activation_bytes or activation")
+        instead_of(self, "transfer", "transfer_s")
         return exactly_one(self, "backward_s", "backward")
 
-    def costs(self) -> tuple[Cost, Cost]:
-        """Forward and backward cost of a stage; the request must be resolved."""
-        return _cost(self.forward_s, self.forward), _cost(self.backward_s, self.backward)
-
-
-def _cost(seconds: float | None, predicted: PredictedCost | None) -> Cost:
-    if predicted is not None:
-        return predicted.cost
-    assert seconds is not None
-    return Cost.given(seconds)
+    def costs(self) -> Costs:
+        """Forward and backward cost of a stage, and that of a transfer; the request must be resolved."""
+        pairs = ((self.forward, self.forward_s), (self.backward, self.backward_s), (self.transfer, self.transfer_s))
+        forward, backward, transfer = (cost_of(predicted, seconds) for predicted, seconds in pairs)
+        return forward, backward, transfer
 
 
 class StageCost(Row):
@@ -83,6 +93,7 @@ class StageCost(Row):
 
     forward_s: float
     backward_s: float
+    transfer_s: Annotated[float, Field(exclude_if=lambda seconds: seconds == 0)] = 0.0
 
 
 class FusedPass(Row):
@@ -112,6 +123,14 @@ class FusedPlan(Plan):
     costs: Annotated[list[StageCost], Field(description="Costs of each model.")]
     steps: Annotated[int, Field(description="Schedules that the search evaluated.")]
     order: Annotated[list[list[FusedPass]], Field(description="Passes of each rank, in order.")]
+    execution: Annotated[
+        Execution | None, Field(description="With executable.", exclude_if=lambda execution: execution is None)
+    ] = None
+
+    def sequence(self) -> list[int] | None:
+        """Models in the order in which every rank runs them, one after the other; None where passes are mixed."""
+        rows = [[model for model, _ in groupby(step.model for step in row)] for row in self.order]
+        return rows[0] if all(row == rows[0] for row in rows) and len({*rows[0]}) == len(rows[0]) else None
 
     def tables(self) -> list[Table]:
         """Makespan, baselines, and the work and memory of each rank."""
@@ -153,6 +172,7 @@ class FusedRequest(Request[FusedPlan]):
             "costs."
         ),
     ] = None
+    executable: Executable = False
     budget_s: Budget = 1.0
     seed: Seed = 0
     max_steps: MaxSteps = None
@@ -171,7 +191,7 @@ class FusedRequest(Request[FusedPlan]):
             raise FieldError.at(
                 path, f"missing, and the request has {needing}", hint="give it for all models or for none"
             )
-        self._problem([(1.0, 1.0)] * len(self.models))
+        self._problem([(1.0, 1.0, 0.0)] * len(self.models))
 
     @property
     def _limit_bytes(self) -> float:
@@ -188,8 +208,8 @@ class FusedRequest(Request[FusedPlan]):
             ["no cost names a device of known capacity (memory_bytes)"] if self._limit_bytes == UNLIMITED_BYTES else []
         )
 
-    def costs(self) -> list[tuple[Cost, Cost]]:
-        """Forward and backward cost of a stage of each model; the request must be resolved."""
+    def costs(self) -> list[Costs]:
+        """Forward and backward cost of a stage of each model, and that of a transfer; the request must be resolved."""
         return [model.costs() for model in self.models]
 
     def problem(self, figure: Figure = "latency_s") -> FusedProblem:
@@ -204,9 +224,9 @@ class FusedRequest(Request[FusedPlan]):
         ------
         FieldError, InfeasibleError
         """
-        return self._problem([(getattr(f, figure), getattr(b, figure)) for f, b in self.costs()])
+        return self._problem([tuple(getattr(cost, figure) for cost in costs) for costs in self.costs()])
 
-    def _problem(self, seconds: Sequence[tuple[float, float]]) -> FusedProblem:
+    def _problem(self, seconds: Sequence[tuple[float, ...]]) -> FusedProblem:
         models = tuple(
             Model(
                 form.stages,
@@ -215,8 +235,9 @@ class FusedRequest(Request[FusedPlan]):
                 backward_s,
                 form.direction,
                 form.activation_bytes or form.activation,
+                transfer_s,
             )
-            for form, (forward_s, backward_s) in zip(self.models, seconds, strict=True)
+            for form, (forward_s, backward_s, transfer_s) in zip(self.models, seconds, strict=True)
         )
         return FusedProblem(self.ranks, models, self._max_activations())
 

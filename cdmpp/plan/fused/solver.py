@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import islice, permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cdmpp.errors import FieldError
+from cdmpp.plan.base.passes import WAYS, Execution, draw_passes, pass_colours
 from cdmpp.plan.fused.list_scheduling import (
     EQUAL,
     Floats,
@@ -26,11 +28,10 @@ from cdmpp.plan.fused.list_scheduling import (
     schedule_from,
     serial_1f1b,
 )
-from cdmpp.plan.fused.problem import FusedProblem, Model, run_numbers
-from cdmpp.plan.fused.schema import MAX_RATIO, FusedPlan, FusedRequest, StageCost
+from cdmpp.plan.fused.problem import FusedProblem, Model, run_orders
+from cdmpp.plan.fused.schema import MAX_RATIO, Costs, FusedPlan, FusedRequest, StageCost
 from cdmpp.predict.requests.budget import SearchControl
-from cdmpp.predict.requests.plot import GREY, PALETTE, Bar, draw_legend, draw_timeline, new_figure, shade
-from cdmpp.predict.requests.pricing import Cost
+from cdmpp.predict.requests.plot import GREY, draw_legend, new_figure
 from cdmpp.predict.requests.request import Interval
 from cdmpp.utils.jit import COMPILED
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+#: Most orders of the models that are searched for an executable plan.
+MAX_SEQUENCES = 24
 #: Tasks and candidates of one call of the compiled code: enough to outweigh the call.
 _BATCH_TASKS, _BATCH_CANDIDATES = 40_000, 64
 #: Batches of one iteration. Constant rather than the number of cores, so that equal requests give equal plans.
@@ -104,7 +107,7 @@ def search(
 @cache
 def _compile() -> None:
     """Compile the loops, which takes seconds on a new machine and is not part of a budget."""
-    run_numbers(FusedProblem(1, (Model(1, 1, 1.0, 1.0),)), [np.arange(2)])
+    run_orders(FusedProblem(1, (Model(1, 1, 1.0, 1.0),)), [np.arange(2)])
     for limit in (None, 1.0):
         _Search(FusedProblem(1, (Model(1, 1, 1.0, 1.0),), limit), SearchControl(), 0, 1).run(None)
 
@@ -129,7 +132,8 @@ class _Search:
         self.best = schedule_from(problem, start_s)
         self.baselines = {"serial_1f1b": serial_s}
         self._keep(self.best, new_best=True)
-        greedy_schedule = greedy(problem, self.limit)
+        # Greedy schedules mix the passes of the models.
+        greedy_schedule = None if problem.sequence else greedy(problem, self.limit)
         if greedy_schedule is not None:
             self.baselines["greedy"] = greedy_schedule.makespan_s
             self._keep(greedy_schedule)
@@ -250,23 +254,9 @@ def _improve(
 ) -> tuple[Floats, Floats]:
     """Starts and figures of each candidate; see :func:`cdmpp.plan.fused.list_scheduling.improve`."""
     tasks = problem.tasks
-    guarded = problem.max_activations is not None
+    guarded, structure = problem.max_activations is not None, (tasks.arrays, tasks.mirrored, tasks.group, tasks.mirror)
     starts, figures = np.empty_like(priorities), np.empty((len(priorities), 3))
-    improve(
-        tasks.arrays,
-        tasks.mirrored,
-        tasks.group,
-        tasks.mirror,
-        windows,
-        limits,
-        guarded,
-        priorities,
-        patiences,
-        _ROUNDS,
-        starts,
-        figures,
-        stop,
-    )
+    improve(*structure, windows, limits, guarded, priorities, patiences, _ROUNDS, starts, figures, stop)
     return starts, figures
 
 
@@ -284,7 +274,6 @@ class Proposals:
     def __init__(self, problem: FusedProblem, bound_s: float, limit: float, rng: np.random.Generator) -> None:
         self.problem, self.bound, self.limit, self.rng = problem, bound_s, limit, rng
         self.tasks = problem.tasks
-        self.by_rank = self.tasks.by_rank()
         self.replicas = len(problem.replicas())
         self.scale = np.array([m.forward_s + m.backward_s for m in problem.models])
         self.depth = np.array([m.stages for m in problem.models])
@@ -389,9 +378,8 @@ class Proposals:
     def leaner(self, start: Floats) -> Floats:
         """Start times of a good schedule, with a backward pass moved before each peak of memory."""
         tasks, rng = self.tasks, self.rng
-        change = tasks.memory_change()
-        orders = [numbers[np.argsort(start[numbers], kind="stable")] for numbers in self.by_rank]
-        held = [np.cumsum(change[tasks.group[order]]) for order in orders]
+        orders = tasks.orders(start)
+        held = tasks.held(orders)
         peak = max(float(rank_held.max()) for rank_held in held)
         moved = start.copy()
         for order, rank_held in zip(orders, held, strict=True):
@@ -423,22 +411,38 @@ def solve(request: FusedRequest, control: SearchControl) -> FusedPlan:
             best=result.schedule.makespan_s, bound=result.lower_bound_s, answer=partial(_plan, request, problem, result)
         )
 
-    result = search(problem, control, seed=request.seed, max_steps=request.max_steps, on_progress=on_progress)
-    return _plan(request, problem, result)
+    if not request.executable:
+        result = search(problem, control, seed=request.seed, max_steps=request.max_steps, on_progress=on_progress)
+        return _plan(request, problem, result)
+    _compile()
+    control.restart()
+    # Mixed passes in half of the budget, then the models in each order: torch runs one schedule after the other.
+    models = range(len(problem.models))
+    orders = list(islice(permutations(models), MAX_SEQUENCES)) if len(models) > 1 else []
+    results = []
+    for number, sequence in enumerate([None, *orders]):
+        budget_s = control.left_s / (2 if number == 0 and orders else len(orders) + 1 - number)
+        part = control.part(budget_s if np.isfinite(budget_s) else None)
+        max_steps = request.max_steps and -(-request.max_steps // (1 + len(orders)))
+        results.append(search(replace(problem, sequence=sequence), part, seed=request.seed, max_steps=max_steps))
+    free, best = results[0], min(results[1:] or results, key=lambda result: result.schedule.key)
+    return _plan(request, problem, replace(best, steps=sum(r.steps for r in results)), free.schedule.makespan_s)
 
 
-def _plan(request: FusedRequest, problem: FusedProblem, result: FusedSearchResult) -> FusedPlan:
+def _plan(
+    request: FusedRequest, problem: FusedProblem, result: FusedSearchResult, unrestricted_s: float | None = None
+) -> FusedPlan:
     tasks, start_s = problem.tasks, result.schedule.start_s
-    orders = [numbers[np.argsort(start_s[numbers], kind="stable")] for numbers in tasks.by_rank()]
-    begin_s, end_s = run_numbers(problem, orders)
+    orders = tasks.orders(start_s)
+    begin_s, end_s = run_orders(problem, orders)
     makespan = float(end_s.max())
-    change = tasks.memory_change()[tasks.group]
-    held = [float(np.cumsum(change[order]).max()) for order in orders]
+    held = [float(rank_held.max()) for rank_held in tasks.held(orders)]
     costs = request.costs()
     interval = None
     if any(cost.parts for pair in costs for cost in pair):
-        lower_s, upper_s = (run_numbers(request.problem(name), orders)[1].max() for name in ("lower_s", "upper_s"))
+        lower_s, upper_s = (run_orders(request.problem(name), orders)[1].max() for name in ("lower_s", "upper_s"))
         interval = Interval(lower_s=float(lower_s), upper_s=float(upper_s))
+    execution = None if unrestricted_s is None else Execution.of(makespan, unrestricted_s)
     copies = np.array([copy for _, copy in problem.replicas()])[tasks.replica]
     names = ("model", "copy", "pass", "micro_batch", "start_s", "end_s")
     ways, groups = np.where(tasks.forward, "F", "B"), [tasks.group[order] for order in orders]
@@ -454,24 +458,26 @@ def _plan(request: FusedRequest, problem: FusedProblem, result: FusedSearchResul
     return FusedPlan(
         makespan_s=makespan,
         # Sums of the same terms in another order may differ in their last digits.
-        lower_bound_s=_capped(result.lower_bound_s, makespan),
-        baselines={name: -_capped(-seconds, -makespan) for name, seconds in result.baselines.items()},
+        lower_bound_s=min(result.lower_bound_s, makespan),
+        baselines={name: max(seconds, makespan) for name, seconds in result.baselines.items()},
         peak_activations=max(held),
         rank_peak_activations=held,
         interval=interval,
-        costs=[StageCost(forward_s=f.latency_s, backward_s=b.latency_s) for f, b in costs],
+        costs=[StageCost(forward_s=f.latency_s, backward_s=b.latency_s, transfer_s=t.latency_s) for f, b, t in costs],
         steps=result.steps,
         order=rows,
-        explanation=_explain(problem, result, makespan, costs),
+        execution=execution,
+        explanation=[*_explain(problem, result, makespan, costs), *([str(execution)] if execution else [])],
     )
 
 
-def _explain(
-    problem: FusedProblem, result: FusedSearchResult, makespan: float, costs: Sequence[tuple[Cost, Cost]]
-) -> list[str]:
+def _explain(problem: FusedProblem, result: FusedSearchResult, makespan: float, costs: Sequence[Costs]) -> list[str]:
     """Shares of the models, what determines the lower bound, and the programs of each model."""
     work = [m.micro_batches * (m.forward_s + m.backward_s) for m in problem.models]
-    chains = [(m.micro_batches + m.stages - 1) * (m.forward_s + m.backward_s) for m in problem.models]
+    chains = [
+        (m.micro_batches + m.stages - 1) * (m.forward_s + m.backward_s) + 2 * (m.stages - 1) * m.transfer_s
+        for m in problem.models
+    ]
     busy = sum(work)
     lines = [
         f"every rank works {busy:.6g} s of {makespan:.6g} s ({100 * busy / makespan:.1f} %): "
@@ -479,9 +485,10 @@ def _explain(
     ]
     longest = max(range(len(chains)), key=chains.__getitem__)
     if chains[longest] >= result.lower_bound_s * (1 - 1e-9):
+        sent = " + 2 x (stages - 1) x transfer" if problem.models[longest].transfer_s else ""
         lines.append(
             f"model {longest} alone takes as long as the lower bound, (micro-batches + stages - 1) x "
-            f"(forward + backward) = {chains[longest]:.6g} s; the other models run in its bubbles"
+            f"(forward + backward){sent} = {chains[longest]:.6g} s; the other models run in its bubbles"
         )
     elif memory_bound_s(problem) >= result.lower_bound_s * (1 - 1e-9):
         lines.append(
@@ -494,41 +501,26 @@ def _explain(
             "until its first micro-batches can arrive and after its last ones have left"
         )
     for m, pair in enumerate(costs):
-        for name, cost in zip(("forward", "backward"), pair, strict=True):
+        for name, cost in zip(("forward", "backward", "transfer"), pair, strict=True):
             if cost.parts:
                 lines.append(f"model {m} {name}, {cost.latency_s:.4g} s per stage: {cost.largest()}")
     return lines
-
-
-def _capped(value: float, limit: float) -> float:
-    """``limit`` for a value that exceeds it by rounding alone, else the value."""
-    return limit if limit < value <= limit + 1e-9 * abs(limit) else value
-
-
-_BACKWARD_SHADE = 0.65
 
 
 def draw(request: FusedRequest, plan: FusedPlan) -> Figure:
     """One row for each rank: its passes over time, and its peak memory; the lower bound as a vertical line."""
     figure = new_figure(12, 1.6 + 0.28 * len(plan.order))
     timeline, memory = figure.subplots(1, 2, sharey=True, width_ratios=[8, 1])
-    colours = {
-        (model, way): PALETTE[model] if way == "F" else shade(PALETTE[model], _BACKWARD_SHADE)
-        for model in range(len(request.models))
-        for way in ("F", "B")
-    }
-    bars = [
-        Bar(rank, step.start_s, step.end_s, colours[step.model, step.pass_], height=0.86)
-        for rank, row in enumerate(plan.order)
-        for step in row
-    ]
-    rows = [f"rank {rank}" for rank in range(len(plan.order))]
-    draw_timeline(timeline, bars, rows, plan.makespan_s, marks={"lower bound": plan.lower_bound_s})
+    colours = pass_colours(range(len(request.models)))
+    draw_passes(
+        timeline,
+        plan.order,
+        lambda step: colours[step.model, step.pass_],
+        plan.makespan_s,
+        lower_bound=plan.lower_bound_s,
+    )
     memory.barh(range(len(plan.order)), plan.rank_peak_activations, color=GREY)
     memory.set_xlabel("peak activations")
-    names = {"F": "forward", "B": "backward"}
-    draw_legend(
-        figure,
-        {f"model {m} ({request.models[m].direction}) {names[way]}": colour for (m, way), colour in colours.items()},
-    )
+    names = [f"model {m} ({model.direction}) {way}" for m, model in enumerate(request.models) for way in WAYS]
+    draw_legend(figure, dict(zip(names, colours.values(), strict=True)))
     return figure

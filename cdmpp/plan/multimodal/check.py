@@ -8,13 +8,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from cdmpp.plan.base.passes import TOLERANCE, time_faults
 from cdmpp.plan.base.solve import first_faults, schema_faults
-from cdmpp.plan.multimodal.modules import Module, chunk_cost, link_items
-from cdmpp.plan.multimodal.schema import LayoutEntry, MultimodalPlan, MultimodalRequest, StepPlan
+from cdmpp.plan.multimodal.modules import Module, chained, chunk_cost, link_items
+from cdmpp.plan.multimodal.schema import MultimodalPlan, MultimodalRequest, StepPlan
 from cdmpp.predict.prediction import Prediction
 
-#: Largest difference between a claimed and a computed figure, as a share of the makespan or of the bytes.
-TOLERANCE = 1e-9
 #: Module, place in its chain of layout entries, pass, sub-micro-batch.
 _Task = tuple[int, int, str, int]
 
@@ -52,6 +51,7 @@ def _faults(
         yield f"plans: {len(plans)} for {len(batches)} steps"
         return
     modules = request.resolved_modules()
+    modules = chained(modules) if request.executable else modules
     for number, (plan, batch) in enumerate(zip(plans, batches, strict=True)):
         where = f"plans.{number}." if claim.plans is not None else ""
         if plan.batch != batch:
@@ -114,7 +114,7 @@ class _StepCheck:
     """Verification of one step's plan."""
 
     def __init__(self, request: MultimodalRequest, modules: list[Module], plan: StepPlan, where: str) -> None:
-        self.memory, self.ranks = request.memory, request.ranks
+        self.memory, self.ranks, self.executable = request.memory, request.ranks, request.executable
         self.modules, self.plan, self.where = modules, plan, where
         self.samples = request.samples_index
         self.chains = [[entry for entry in plan.layout if entry.module == module.name] for module in modules]
@@ -125,6 +125,8 @@ class _StepCheck:
         faults = faults or list(self._knob_faults())
         if not faults:
             self.units = [self.plan.sub_batches[module.name].items for module in self.modules]
+            faults = list(self._executable_faults())
+        if not faults:
             self.links = link_items(self.modules, [sum(units) for units in self.units], self.samples).all
             faults = list(self._pass_faults())
         yield from faults or [*self._time_faults(), *self._memory_faults()]
@@ -152,6 +154,19 @@ class _StepCheck:
                 yield f"{self.where}sub_batches.{module.name}: not the {expected} items of the step"
             elif len(cut.items) != cut.count or max(cut.items, default=0) != cut.size:
                 yield f"{self.where}sub_batches.{module.name}: count or size differ from items"
+
+    def _executable_faults(self) -> Iterator[str]:
+        """A plan that torch.distributed.pipelining does not run, of an executable request."""
+        if not self.executable:
+            return
+        used = [units for units in self.units if units]
+        if any(len({*units}) > 1 for units in used) or len({*map(len, used)}) > 1:
+            yield f"{self.where}sub_batches: the request is executable, and they are not equal, as many of each module"
+        ranks = [e.rank for chain, units in zip(self.chains, self.units, strict=True) for e in chain if units]
+        if {*ranks} != {*range(self.ranks)}:
+            yield f"{self.where}layout: the request is executable, and a rank has no stage"
+        elif len(self.modules) == 1 and ranks != [i % self.ranks for i in range(len(ranks))]:
+            yield f"{self.where}layout: the request is executable, and stage i is not on rank i modulo {self.ranks}"
 
     def _knob_faults(self) -> Iterator[str]:
         """Rows of memory that are not one for each rank, with a permitted knob for each layout entry on it."""
@@ -241,31 +256,24 @@ class _StepCheck:
                     predecessors.append((j, place, way, v))
         return predecessors
 
+    def _waits_for(self, task: _Task) -> Iterator[tuple[_Task, float]]:
+        """The predecessors, each with the seconds until its output, or the gradient of its input, is on the rank."""
+        for earlier in self._predecessors(task):
+            ranks = {self.chains[i][at].rank for i, at, _, _ in (earlier, task)}
+            i, _, _, unit = earlier if task[2] == "F" else task
+            yield earlier, self.modules[i].transfer_s(self.units[i][unit]) if len(ranks) > 1 else 0.0
+
     def _items_of(self, i: int, unit: int) -> range:
         first = sum(self.units[i][:unit])
         return range(first, first + self.units[i][unit])
 
     def _time_faults(self) -> Iterator[str]:
-        """Wrong durations, overlaps, passes that start too early, and a wrong makespan."""
-        slack_s = TOLERANCE * self.plan.makespan_s
-        for rank, order in enumerate(self.orders):
-            free_s = 0.0
-            for number, task in enumerate(order):
-                start_s, end_s = self.times[task]
-                path = f"{self.where}order.{rank}.{number}: {self._name(task)}"
-                cost_s = self._cost(task)[0]
-                if abs(end_s - start_s - cost_s) > slack_s:
-                    yield f"{path} takes {end_s - start_s:.9g} s, its cost is {cost_s:.9g} s"
-                if start_s < free_s - slack_s:
-                    yield f"{path} starts at {start_s:.9g} s, the previous pass ends at {free_s:.9g} s"
-                for earlier in self._predecessors(task):
-                    ready_s = self.times[earlier][1]
-                    if start_s < ready_s - slack_s:
-                        yield f"{path} starts at {start_s:.9g} s, {self._name(earlier)} ends at {ready_s:.9g} s"
-                free_s = max(free_s, end_s)
+        """Wrong times, and a wrong bubble."""
+        makespan_s = self.plan.makespan_s
+        yield from time_faults(
+            self.orders, self.times, makespan_s, lambda t: self._cost(t)[0], self._waits_for, self._name, self.where
+        )
         last_s = max(end_s for _, end_s in self.times.values())
-        if abs(last_s - self.plan.makespan_s) > slack_s:
-            yield f"{self.where}makespan_s: {self.plan.makespan_s:.9g}, the last pass ends at {last_s:.9g} s"
         busy_s = sum(end_s - start_s for start_s, end_s in self.times.values())
         bubble = 1 - busy_s / (last_s * self.ranks) if last_s else 0.0
         if abs(bubble - self.plan.bubble) > TOLERANCE * 10:
@@ -291,11 +299,8 @@ class _StepCheck:
 
     def _static_bytes(self, rank: int) -> float:
         """Bytes of a rank's weights, gradients and optimizer states."""
-
-        def layers(chain: list[LayoutEntry]) -> int:
-            return sum(entry.layers for entry in chain if entry.rank == rank)
-
-        return sum(layers(chain) * module.weight_bytes for module, chain in zip(self.modules, self.chains, strict=True))
+        rows = zip(self.modules, self.chains, strict=True)
+        return sum(e.layers * module.weight_bytes for module, chain in rows for e in chain if e.rank == rank)
 
     def _name(self, task: _Task) -> str:
         i, at, way, unit = task

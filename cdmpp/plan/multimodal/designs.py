@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +16,6 @@ import numpy as np
 
 from cdmpp.plan.multimodal.dispatch import DispatchRule
 from cdmpp.plan.multimodal.knobs import choose_knobs, least_bytes
-from cdmpp.plan.multimodal.modules import split_evenly
 from cdmpp.plan.multimodal.placement import (
     Cuts,
     Items,
@@ -30,7 +28,7 @@ from cdmpp.plan.multimodal.placement import (
     split_micro_batches,
     task_count,
 )
-from cdmpp.plan.multimodal.search import ROUNDING, shorten
+from cdmpp.plan.multimodal.search import ROUNDING, Weights, quick_bounds_s, shorten
 from cdmpp.plan.multimodal.tasks import (
     ALTERNATE_RULE,
     FIRST_RULES,
@@ -52,10 +50,12 @@ _MEMORY_RULES = FIRST_RULES[:2]
 _NEAR, _CLOSE = 0.1, 0.03
 #: Nodes of branch and bound for a small design.
 _NODES = 2000
+#: Seconds to evaluate a task of a large design until one is measured: without and with a memory limit.
+_GUESS_S = (4e-6, 2e-5)
 #: Tasks of a design from which on its time is measured: one that would take longer than the budget is left out.
 _LARGE = 2000
 #: Seconds to describe a task in the answer, and what that may take: seconds, and share of the budget.
-_TASK_S, _ANSWER_S, _ANSWER_SHARE = 1e-5, 0.5, 0.1
+TASK_S, _ANSWER_S, _ANSWER_SHARE = 8e-6, 0.4, 0.1
 #: Best designs that are kept; the search continues from these.
 POOL = 12
 #: Numbers of sub-micro-batches beside the present one that are tried first.
@@ -89,24 +89,32 @@ class StepDesigns:
         Orders that were evaluated.
     has_plan : bool
         Whether there is a plan: designs that would take longer than the rest of the budget are left out.
+    left_out : bool
+        Whether there were such designs.
+    reserve_s : float
+        Seconds of the budget for the answer.
     """
 
     def __init__(self, step: StepSettings, control: SearchControl) -> None:
-        self.step, self._control = step, control
+        self.step, self.control = step, control
         self.bound_s = math.inf
         self.least_bytes: dict[object, float] = {}
         self.steps = 0
-        self.has_plan = False
+        self.has_plan = self.left_out = False
         self._known: set[int] = set()
-        self._seconds_per_task = 0.0
+        self._seconds_per_task, self.reserve_s = _GUESS_S[math.isfinite(step.memory.limit_bytes)], 0.0
 
     def evaluate(self, placement: Placement, items: Items, cutoff_s: float = math.inf) -> Evaluated | None:
         """Quick schedules of a design; None if it is known, cannot be below ``cutoff_s``, or does not fit."""
         key = hash((placement.chunks, items))
-        if key in self._known or (self.has_plan and not self._affordable(placement, items)):
+        if key in self._known or not self.step.allows(placement, items):
+            return None
+        if self.has_plan and not self._affordable(placement, items):
             return None
         self._known.add(key)
-        if quick_bound_s(self.step, placement, items) >= cutoff_s * (1 - ROUNDING):
+        rows = zip(placement.chunks, self.step.modules, strict=True)
+        weights = [Weights([row], module, self.step.ranks) for row, module in rows]
+        if quick_bounds_s(self.step, weights, items)[0] >= cutoff_s * (1 - ROUNDING):
             return None
         with self._timed(task_count(placement, items)):
             tasks = self._tasks(placement, items)
@@ -117,10 +125,20 @@ class StepDesigns:
     def one_f_one_b(self, placement: Placement) -> tuple[Schedule, int] | None:
         """1F1B of a contiguous placement with the best number of micro-batches; None where none fits."""
         best: tuple[Schedule, int] | None = None
-        for count in micro_batch_counts(self.step.batch[self.step.links.samples]):
-            items, micro_batches = split_micro_batches(self.step.batch, count, self.step.links)
-            if best is not None and not self._affordable(placement, items):
-                break
+        step = self.step
+        counts = step.equal_counts() if step.executable else micro_batch_counts(step.batch[step.links.samples])
+        choices = []
+        for count in counts:
+            items, micro_batches = split_micro_batches(step.batch, count, step.links)
+            about_s = self._pipeline_s(placement, count, items)
+            choices.append((not self._affordable(placement, items), about_s, count, items, micro_batches))
+        # The shortest by a rule of thumb first: with little time the others are left out.
+        for _, about_s, count, items, micro_batches in sorted(choices):
+            if not step.allows(placement, items):
+                return None
+            longer = best is not None and about_s > best[0].makespan_s and task_count(placement, items) >= _LARGE
+            if longer or (best is not None and not self._affordable(placement, items)):
+                continue
             with self._timed(task_count(placement, items)):
                 tasks = self._tasks(placement, items)
                 schedule = self.fit(tasks, one_f_one_b_orders(tasks, micro_batches))
@@ -128,9 +146,18 @@ class StepDesigns:
                 best = schedule, count
         return best
 
+    def _pipeline_s(self, placement: Placement, count: int, items: Sequence[Sequence[int]]) -> float:
+        """Seconds of an even pipeline: one micro-batch through all ranks, then the others through the slowest."""
+        load = np.zeros(self.step.ranks)
+        for module, chunks, units in zip(self.step.modules, placement.chunks, items, strict=True):
+            work_s = module.units_s(units)
+            for chunk in chunks:
+                load[chunk.rank] += work_s * module.weight(chunk.first, chunk.layers)
+        return float(load.sum() + (count - 1) * load.max()) / count
+
     def segments_1f1b(self, placement: Placement, items: Sequence[Sequence[int]]) -> Schedule | None:
         """1F1B of segments in data order; None where it does not fit, or takes too long to compute."""
-        if self.has_plan and not self._affordable(placement, items):
+        if not self.step.allows(placement, items) or (self.has_plan and not self._affordable(placement, items)):
             return None
         with self._timed(task_count(placement, items)):
             tasks = self._tasks(placement, items)
@@ -158,17 +185,18 @@ class StepDesigns:
     @contextmanager
     def _timed(self, tasks: int) -> Iterator[None]:
         """Measure how long large designs take."""
-        began = time.monotonic()
+        began_s = self.control.spent_s
         yield
         if tasks >= _LARGE:
-            self._seconds_per_task = max(self._seconds_per_task, (time.monotonic() - began) / tasks)
+            self._seconds_per_task = max(self._seconds_per_task, (self.control.spent_s - began_s) / tasks)
 
     def _affordable(self, placement: Placement, items: Sequence[Sequence[int]]) -> bool:
         """Whether the rest of the budget is enough to evaluate a design, and the answer not too long to describe."""
-        tasks, budget_s = task_count(placement, items), self._control.budget_s
-        if budget_s is not None and _TASK_S * tasks > _ANSWER_S + _ANSWER_SHARE * budget_s:
-            return False
-        return self._seconds_per_task * tasks <= self._control.left_s
+        tasks, budget_s = task_count(placement, items), self.control.budget_s
+        long = budget_s is not None and TASK_S * tasks > _ANSWER_S + _ANSWER_SHARE * budget_s
+        affordable = not long and (self._seconds_per_task + TASK_S) * tasks <= self.control.left_s - self.reserve_s
+        self.left_out = self.left_out or not affordable
+        return affordable
 
     def _unlimited(self, tasks: Tasks, cutoff_s: float) -> Evaluated:
         by_share, *others = initial_keys(tasks)
@@ -186,7 +214,7 @@ class StepDesigns:
         sequence = sequence_by(tasks, key)
         schedules: list[Schedule] = []
         for rule in rules:
-            if not (schedules and self._control.expired):
+            if not (schedules and self.control.expired):
                 schedules.append(list_schedule(tasks, sequence, rule))
         self.steps += len(schedules)
         return min(schedules, key=lambda schedule: schedule.makespan_s)
@@ -219,27 +247,6 @@ def variants_of(schedule: Schedule) -> tuple[Tasks, ...]:
         return (tasks,)
     knobs = dict.fromkeys([*(tasks.uniform_knobs(knob) for knob in tasks.memory.knobs), tasks.knobs])
     return tuple(tasks.with_knobs(choice) for choice in knobs)
-
-
-def quick_bound_s(step: StepSettings, placement: Placement, items: Items) -> float:
-    """Lower bound of a design without its tasks: for each rank its work, and the shortest way to it and back."""
-    load, head, tail = [0.0] * step.ranks, [math.inf] * step.ranks, [math.inf] * step.ranks
-    for module, chunks, units in zip(step.modules, placement.chunks, items, strict=True):
-        if not units:
-            continue
-        sizes = set(units)
-        work_s = module.units_s(units)
-        forward_s = min(module.layer_s(n)[0] for n in sizes)
-        backward_s = min(module.layer_s(n)[1] for n in sizes)
-        before = 0.0
-        for chunk in chunks:
-            rank = chunk.rank
-            weight = sum(module.layers[chunk.first : chunk.first + chunk.layers])
-            load[rank] += weight * work_s
-            head[rank] = min(head[rank], before * forward_s)
-            tail[rank] = min(tail[rank], before * backward_s)
-            before += weight
-    return max(h + w + t for h, w, t in zip(head, load, tail, strict=True) if w > 0)
 
 
 @dataclass(frozen=True)
@@ -284,7 +291,7 @@ class DesignSearch:
         self.modules, self.ranks = steps[0].step.modules, steps[0].step.ranks
         self.pool: list[EvaluatedDesign] = []
         self._tried: set[int] = set()  # hashes: a long search tries millions
-        self._number = self._stale = self._tried_before = 0
+        self._number = 0
 
     @property
     def best_s(self) -> float:
@@ -334,22 +341,16 @@ class DesignSearch:
                 improved |= self._scan_segments(i)
 
     def wander(self) -> None:
-        """Change good designs at random until the time is over."""
-        while not self._over():
+        """Change good designs at random until the time is over, or many in a row were tried before."""
+        stale = 0
+        while not self._over() and stale <= _MAX_STALE:
             rank = min(int(self._rng.geometric(1 - _RANK_SHARE)) - 1, len(self.pool) - 1)
-            parent = self.pool[rank]
+            parent, tried = self.pool[rank], len(self._tried)
             design = parent.design
             for _ in range(int(self._rng.integers(1, 4))):
                 design = self._changed(design)
             self.add(design, parent)
-            if self._exhausted():
-                return
-
-    def _exhausted(self) -> bool:
-        """Whether many changes in a row gave designs that were tried before: the space is small."""
-        self._stale = self._stale + 1 if len(self._tried) == self._tried_before else 0
-        self._tried_before = len(self._tried)
-        return self._stale > _MAX_STALE
+            stale = stale + 1 if len(self._tried) == tried else 0
 
     def _scan_counts(self, at: int, i: int) -> bool:
         """Try other numbers of sub-micro-batches of one module in one step."""
@@ -359,7 +360,7 @@ class DesignSearch:
         for count in _counts(items, len(best.design.items[at][i])):
             if self._over():
                 break
-            changed = _with_units(best.design, at, i, split_evenly(items, count))
+            changed = self._with_count(best.design, at, i, count)
             if self.add(changed, best) | self.add(self._rebalanced(changed), best):
                 improved, best = True, self.pool[0]
         return improved
@@ -420,8 +421,13 @@ class DesignSearch:
             count = len(design.items[at][i])
             step = int(self._rng.choice(_COUNT_STEPS)) if self._rng.random() < 0.6 else round(count * factor) - count
             count = min(max(aligned or count + step, 1), batch[i])
-            design = _with_units(design, at, i, split_evenly(batch[i], count))
+            design = self._with_count(design, at, i, count)
         return design
+
+    def _with_count(self, design: Design, at: int, i: int, count: int) -> Design:
+        """The design with another number of sub-micro-batches of module ``i`` in step ``at``."""
+        items = self.steps[at].step.split(design.items[at], i, count)
+        return replace(design, items=(*design.items[:at], items, *design.items[at + 1 :]))
 
     def _move_layers(self, design: Design) -> Design:
         """Move a layer of a module to another part; often another module's layer goes the other way."""
@@ -454,13 +460,6 @@ class DesignSearch:
             weights = np.diff(np.concatenate([[0.0], np.cumsum(module.layers)])[list(cuts)])
             load += layer_s * weights.reshape(-1, self.ranks).sum(axis=0)
         return load
-
-
-def _with_units(design: Design, at: int, i: int, units: tuple[int, ...]) -> Design:
-    """The design with other sub-micro-batches of module ``i`` in step ``at``."""
-    items = design.items[at]
-    changed = (*items[:i], units, *items[i + 1 :])
-    return replace(design, items=(*design.items[:at], changed, *design.items[at + 1 :]))
 
 
 def _counts(items: int, now: int) -> Iterator[int]:

@@ -101,7 +101,7 @@ def dispatch(
     float
         Makespan in seconds; infinite where memory leads to a deadlock.
     """
-    duration_s, dependencies, first_after, after = graph
+    duration_s, dependencies, first_after, after, lag_s = graph
     rank, first_task, first_lane, lanes = queues
     kept, extra_forward, extra_backward, available = memory
     backward_rule, preference, strict = rule
@@ -217,7 +217,7 @@ def dispatch(
         for i in range(first_after[task], first_after[task + 1]):
             other = after[i]
             waiting[other] -= 1
-            ready_s[other] = max(ready_s[other], free_s[r])
+            ready_s[other] = max(ready_s[other], free_s[r] + lag_s[i])
             if waiting[other] == 0:
                 if other < half:
                     changed[rank[other]] = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
@@ -44,6 +44,8 @@ class Module:
         Bytes of a layer's weights, gradients and optimizer states.
     segments : int or None
         Number of segments (passes over all ranks); None: in proportion to its latency.
+    transfer : (ndarray, ndarray) or None
+        Sizes, and the seconds of sending a layer's output to another rank (and its gradient back); None: no time.
     """
 
     name: str
@@ -56,11 +58,20 @@ class Module:
     boundary_bytes: float = 0.0
     weight_bytes: float = 0.0
     segments: int | None = None
+    transfer: tuple[np.ndarray, np.ndarray] | None = None
 
     @cached_property
     def work(self) -> float:
         """Sum of the layers' relative times."""
         return float(sum(self.layers))
+
+    @cached_property
+    def _before(self) -> list[float]:
+        return [0.0, *np.cumsum(self.layers).tolist()]
+
+    def weight(self, first: int, layers: int) -> float:
+        """Sum of the relative times of ``layers`` layers from ``first`` on."""
+        return self._before[first + layers] - self._before[first]
 
     @cached_property
     def _layer_cache(self) -> dict[int, tuple[float, float]]:
@@ -74,6 +85,10 @@ class Module:
                 float(interpolate(self.sizes, self.backward_s, items)),
             )
         return self._layer_cache[items]
+
+    def transfer_s(self, items: int) -> float:
+        """Seconds of sending a layer's output to another rank, and of its gradient back."""
+        return 0.0 if self.transfer is None else float(interpolate(*self.transfer, items))
 
     def units_s(self, units: Iterable[int]) -> float:
         """Seconds of sub-micro-batches of these sizes in a layer of relative time 1, forward and backward."""
@@ -105,7 +120,7 @@ class Module:
 def split_evenly(items: int, parts: int) -> tuple[int, ...]:
     """Divide ``items`` into ``parts`` that differ by at most one, larger ones first."""
     size, over = divmod(items, parts)
-    return tuple(size + (part < over) for part in range(parts))
+    return (size + 1,) * over + (size,) * (parts - over)
 
 
 def topological_order(modules: Sequence[Module]) -> list[int]:
@@ -117,6 +132,13 @@ def topological_order(modules: Sequence[Module]) -> list[int]:
         The modules form a cycle.
     """
     return order_modules([module.name for module in modules], [module.after for module in modules])
+
+
+def chained(modules: Sequence[Module]) -> list[Module]:
+    """The modules one behind the other: a stage of torch sends its output to the next stage only."""
+    order = topological_order(modules)
+    before = dict(zip(order[1:], order, strict=False))
+    return [replace(m, after=(before[i],) if i in before else ()) for i, m in enumerate(modules)]
 
 
 def order_modules(names: Sequence[str], after: Sequence[Sequence[int]]) -> list[int]:
@@ -294,8 +316,7 @@ def chunk_cost(module: Module, layers: tuple[int, int], items: int, knob: Knob, 
         First layer and number of layers.
     """
     first, count = layers
-    weight = sum(module.layers[first : first + count])
-    forward_s, backward_s = (weight * layer_s for layer_s in module.layer_s(items))
+    forward_s, backward_s = (module.weight(first, count) * layer_s for layer_s in module.layer_s(items))
     full = count * module.activation_bytes * items
     if knob == "recompute" and count:
         boundary = min(module.boundary_bytes * items, full)

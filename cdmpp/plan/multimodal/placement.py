@@ -6,8 +6,10 @@ Segments lie over all ranks, or modules one after the other (contiguous).
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +19,8 @@ from cdmpp.utils.jit import jit
 
 #: Most segments that the proportional rule gives a module: more add little overlap and many tasks.
 MAX_SEGMENTS = 4
-#: Most parts times squared layers that are cut by dynamic programming: above, it would take longer than most budgets.
-MAX_CUT_CELLS = 250_000_000
+#: Most parts times squared layers that are cut by dynamic programming (tens of milliseconds), and least blocks a part.
+MAX_CUT_CELLS, MIN_BLOCKS = 25_000_000, 4
 #: Cuts of each module's layers into ``segments * ranks`` parts, from 0 to its layers; parts may be empty.
 Cuts = tuple[tuple[int, ...], ...]
 #: Items of each sub-micro-batch, by module.
@@ -37,17 +39,8 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Placement:
-    """Chunks of each module in the order of the forward pass.
+    """Chunks of each module in the order of the forward pass."""
 
-    Attributes
-    ----------
-    name : str
-        "segments" or "contiguous".
-    chunks : tuple of tuple of Chunk
-        By module.
-    """
-
-    name: str
     chunks: tuple[tuple[Chunk, ...], ...]
 
     def segments(self, module: int) -> int:
@@ -59,8 +52,8 @@ def balanced_cuts(weights: np.ndarray, load: np.ndarray) -> np.ndarray:
     """Cut a chain of layers into contiguous parts of least sum of squares of load + part.
 
     Squares rather than the largest part alone: they also balance the parts that are not the largest. Dynamic
-    programming over cuts, O(parts · layers²). Above :data:`MAX_CUT_CELLS` the layers are cut in proportion, and
-    the loads are ignored.
+    programming over cuts, O(parts · layers²). Above :data:`MAX_CUT_CELLS` blocks of layers are cut instead; with
+    fewer than :data:`MIN_BLOCKS` of these for each part, the layers are cut in proportion, and loads are ignored.
 
     Parameters
     ----------
@@ -76,13 +69,15 @@ def balanced_cuts(weights: np.ndarray, load: np.ndarray) -> np.ndarray:
     """
     total = np.concatenate([[0.0], np.cumsum(weights)])
     parts = len(load)
-    if parts * len(weights) ** 2 > MAX_CUT_CELLS:
+    block = math.ceil(len(weights) / math.sqrt(MAX_CUT_CELLS / parts))
+    if block > 1 and len(weights) < MIN_BLOCKS * block * parts:
         targets = total[-1] * np.arange(parts + 1) / parts
         nearest: np.ndarray = np.searchsorted((total[:-1] + total[1:]) / 2, targets)
         return nearest
-    cuts = np.zeros(parts + 1, np.int64)
-    _cut(total, np.asarray(load, np.float64), cuts)
-    return cuts
+    cuts, begins = np.zeros(parts + 1, np.int64), np.append(np.arange(0, len(weights), block), len(weights))
+    _cut(total[begins], np.asarray(load, np.float64), cuts)
+    result: np.ndarray = begins[cuts]
+    return result
 
 
 @jit
@@ -112,14 +107,11 @@ def _cut(total: np.ndarray, load: np.ndarray, cuts: np.ndarray) -> None:
 def segment_counts(modules: Sequence[Module], sizes: Sequence[int], ranks: int) -> list[int]:
     """Segments of each module, in proportion to the latency of its sub-micro-batch (PipeWeaver)."""
     latency_s = [module.work * sum(module.layer_s(size)) for module, size in zip(modules, sizes, strict=True)]
-    least = min(latency_s)
-    counts = []
-    for module, seconds in zip(modules, latency_s, strict=True):
-        max_segments = max(1, min(MAX_SEGMENTS, len(module.layers) // ranks))
-        counts.append(
-            module.segments if module.segments is not None else min(max(round(seconds / least), 1), max_segments)
-        )
-    return counts
+    most = [max(1, min(MAX_SEGMENTS, len(module.layers) // ranks)) for module in modules]
+    return [
+        min(max(round(seconds / min(latency_s)), 1), limit) if module.segments is None else module.segments
+        for module, seconds, limit in zip(modules, latency_s, most, strict=True)
+    ]
 
 
 def in_segments(
@@ -149,16 +141,7 @@ def in_segments(
         for chunk in range(ranks * count):
             load[chunk % ranks] += weights[cuts[chunk] : cuts[chunk + 1]].sum()
     _level(cuts_of, totals, load)
-    return Placement(
-        "segments",
-        tuple(
-            tuple(
-                Chunk(chunk // ranks, chunk % ranks, int(cuts[chunk]), int(cuts[chunk + 1] - cuts[chunk]))
-                for chunk in range(len(cuts) - 1)
-            )
-            for cuts in cuts_of
-        ),
-    )
+    return place(tuple(tuple(cuts.tolist()) for cuts in cuts_of), ranks)
 
 
 def _level(cuts_of: list[np.ndarray], totals: list[np.ndarray], load: np.ndarray) -> None:
@@ -240,7 +223,7 @@ def contiguous_at(modules: Sequence[Module], cuts: np.ndarray) -> Placement:
                 parts.append(Chunk(0, rank, first - begin, last - first))
         chunks[i] = tuple(parts)
         begin = end
-    return Placement("contiguous", tuple(chunks))
+    return Placement(tuple(chunks))
 
 
 def place(cuts: Cuts, ranks: int) -> Placement:
@@ -254,7 +237,7 @@ def place(cuts: Cuts, ranks: int) -> Placement:
                 segment = 0 if not chunks else chunks[-1].segment + (rank <= chunks[-1].rank)
                 chunks.append(Chunk(segment, rank, first, last - first))
         rows.append(tuple(chunks))
-    return Placement("segments", tuple(rows))
+    return Placement(tuple(rows))
 
 
 def cuts_of(placement: Placement, ranks: int) -> Cuts:
@@ -412,25 +395,29 @@ def improve_cuts(
     remaining : int
         Passes of ``max_passes`` that are left.
     """
-    count = len(items[0])
-    forward, backward = [], []
-    for i in topological_order(modules):
-        costs = {int(n): modules[i].layer_s(int(n)) if n else (0.0, 0.0) for n in set(items[i].tolist())}
-        seconds = np.array([costs[int(n)] for n in items[i]]).T
-        layers = np.array(modules[i].layers)[:, None]
-        forward.append(layers * seconds[0])
-        backward.append(layers * seconds[1])
-    zeros = np.zeros((1, count))
-    forward_total_s = np.cumsum(np.concatenate([zeros, *forward]), axis=0)
-    backward_total_s = np.cumsum(np.concatenate([zeros, *backward]), axis=0)
-    cuts = contiguous_cuts(placement, ranks)
+    count, order_of = len(items[0]), topological_order(modules)
+    layers = [len(modules[i].layers) for i in order_of]
+    # Relative times of the layers before each cut, by module, and the module of each layer.
+    before = np.zeros((len(modules), sum(layers) + 1))
+    for number, (i, begin) in enumerate(zip(order_of, np.cumsum([0, *layers]), strict=False)):
+        before[number, begin + 1 : begin + 1 + layers[number]] = modules[i].layers
+    before, module_of = np.cumsum(before, axis=1), np.repeat(np.arange(len(modules)), layers)
+    seconds = np.zeros((3, len(modules), count))  # of a layer forward and backward, and of a transfer
+    for number, i in enumerate(order_of):
+        costs = {
+            n: (*modules[i].layer_s(n), modules[i].transfer_s(n)) if n else (0.0,) * 3 for n in {*items[i].tolist()}
+        }
+        seconds[:, number] = np.array([costs[n] for n in items[i].tolist()]).T
+    cuts, rank = contiguous_cuts(placement, ranks), np.tile(np.repeat(np.arange(ranks), count), 2)
     graph, order = _whole_micro_batches(ranks, count)
     first_of = np.arange(ranks + 1) * 2 * count
     start_s, place = np.empty(order.size), np.empty(order.size, np.int64)
 
     def makespan_s(at: np.ndarray) -> float:
-        passes_s = [np.diff(total_s[at], axis=0).ravel() for total_s in (forward_total_s, backward_total_s)]
-        timed = graph._replace(duration_s=np.concatenate(passes_s))
+        weights = np.diff(before[:, at], axis=1).T
+        timed = graph._replace(duration_s=np.concatenate([(weights @ seconds[way]).ravel() for way in (0, 1)]))
+        if seconds[2].any():
+            timed = timed.with_transfers(rank, seconds[2][module_of[at[1:] - 1]].ravel())
         return float(run_in_order(timed, first_of, order.ravel(), start_s, place))
 
     # With many ranks and few micro-batches the time is that of waiting ranks, which are visited in each round.
@@ -462,13 +449,22 @@ def _whole_micro_batches(ranks: int, count: int) -> tuple[TaskGraph, np.ndarray]
     backward = forward + forward.size
     sources = [forward[:-1].ravel(), backward[1:].ravel(), forward[-1]]
     targets = [forward[1:].ravel(), backward[:-1].ravel(), backward[-1]]
-    graph = make_graph(np.zeros(2 * forward.size), sources, targets)
-    m, warm_up = np.arange(count), np.minimum(ranks - 1 - np.arange(ranks), count)[:, None]
+    graph = make_graph(sources, targets, 2 * forward.size)
     order = np.empty((ranks, 2 * count), np.int64)
-    # ``warm_up`` forward passes, forward and backward alternately, ``warm_up`` backward passes.
-    np.put_along_axis(order, np.where(m < warm_up, m, 2 * m - warm_up), forward, axis=1)
-    np.put_along_axis(order, np.where(m < count - warm_up, warm_up + 2 * m + 1, count + m), backward, axis=1)
+    first, second = one_f_one_b_places(np.arange(ranks)[:, None], np.arange(count), ranks, count)
+    np.put_along_axis(order, first, forward, axis=1)
+    np.put_along_axis(order, second, backward, axis=1)
     return graph, order
+
+
+def one_f_one_b_places(rank: np.ndarray, micro_batch: np.ndarray, ranks: int, count: int) -> tuple[Any, Any]:
+    """Places of the forward and of the backward pass in a rank's 1F1B order of ``count`` micro-batches.
+
+    Rank r of P runs ``min(P - 1 - r, count)`` forward passes, then forward and backward passes alternately.
+    """
+    warm_up = np.minimum(ranks - 1 - rank, count)
+    backward = np.where(micro_batch < count - warm_up, warm_up + 2 * micro_batch + 1, count + micro_batch)
+    return np.where(micro_batch < warm_up, micro_batch, 2 * micro_batch - warm_up), backward
 
 
 def rank_pairs(ranks: int) -> Iterator[tuple[int, int]]:

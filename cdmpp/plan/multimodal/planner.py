@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from cdmpp.errors import InfeasibleError
-from cdmpp.plan.multimodal.designs import Design, DesignSearch, Evaluated, EvaluatedDesign, StepDesigns, variants_of
+from cdmpp.plan.multimodal.designs import (
+    TASK_S,
+    Design,
+    DesignSearch,
+    Evaluated,
+    EvaluatedDesign,
+    StepDesigns,
+    variants_of,
+)
 from cdmpp.plan.multimodal.knobs import choose_knobs
-from cdmpp.plan.multimodal.modules import EFFICIENCY, MemoryOptions, Module, link_items
+from cdmpp.plan.multimodal.modules import EFFICIENCY, MemoryOptions, Module, chained, link_items
 from cdmpp.plan.multimodal.placement import (
     MAX_CUT_PASSES,
     Items,
@@ -69,6 +79,8 @@ class StepSolution:
         No plan that the request allows is shorter.
     steps : int
         Orders that were evaluated.
+    left_out : bool
+        Designs were left out because they, or their answer, would take longer than the budget.
     """
 
     batch: tuple[int, ...]
@@ -80,6 +92,7 @@ class StepSolution:
     micro_batches: int | None
     complete: bool = False
     steps: int = 0
+    left_out: bool = False
 
 
 def plan_steps(
@@ -94,6 +107,7 @@ def plan_steps(
     seed: int = 0,
     max_steps: int | None = None,
     counts: CacheCounts | None = None,
+    executable: bool = False,
     on_progress: Callable[[list[StepSolution]], None] | None = None,
 ) -> list[StepSolution]:
     """Place the modules once, and schedule each step on that placement.
@@ -116,6 +130,8 @@ def plan_steps(
         Orders to evaluate in all steps together.
     counts : CacheCounts, optional
         Updated.
+    executable : bool
+        Only plans that torch.distributed.pipelining runs (:class:`StepSettings`), with the modules as a chain.
     on_progress : callable, optional
         Called with a copy of the solutions so far, every few orders.
 
@@ -134,9 +150,17 @@ def plan_steps(
     memory = memory if memory is not None else MemoryOptions()
     control = control if control is not None else SearchControl(1.0)
     counts = counts if counts is not None else CacheCounts()
-    used = most_used_ranks(modules, ranks)
+    # With more ranks than layers each module has one segment: plans that leave other ranks idle are no shorter.
+    used = min(ranks, sum(len(module.layers) for module in modules))
+    if executable:
+        modules = chained(modules)
+        if used < ranks:
+            raise InfeasibleError.at(
+                "executable", f"{used} layers are fewer than {ranks} ranks, and each needs a stage"
+            )
     settings = [
-        StepSettings(modules, batch, used, memory, link_items(modules, batch, samples), efficiency) for batch in batches
+        StepSettings(modules, batch, used, memory, link_items(modules, batch, samples), efficiency, executable)
+        for batch in batches
     ]
 
     def report(solutions: list[StepSolution]) -> None:
@@ -145,15 +169,6 @@ def plan_steps(
 
     planner = Planner(settings, samples, control, np.random.default_rng(seed), max_steps, counts, report)
     return [_on_ranks(solution, ranks) for solution in planner.plan()]
-
-
-def most_used_ranks(modules: Sequence[Module], ranks: int) -> int:
-    """Most ranks that can have a layer.
-
-    With more ranks than layers each module has one segment. So a plan that leaves ranks idle is also a plan on the
-    other ranks alone: the search of these misses no plan, and its lower bound holds for all ranks.
-    """
-    return min(ranks, sum(len(module.layers) for module in modules))
 
 
 def _on_ranks(solution: StepSolution, ranks: int) -> StepSolution:
@@ -185,12 +200,13 @@ class Planner:
         self.settings, self.samples, self.control, self.rng = settings, samples, control, rng
         self.max_steps, self.counts, self.on_progress = max_steps, counts, on_progress
         self.modules, self.ranks = settings[0].modules, settings[0].ranks
+        self.share, self.reserve_s = SCAN_SHARE, 0.0
         self.total = [sum(column) for column in zip(*(step.batch for step in settings), strict=True)]
         self.bounds_s = [
-            request_bound_s(self.modules, step.batch, self.ranks, step.links, self._bound_over) for step in settings
+            request_bound_s(self.modules, step.batch, self.ranks, step.links, partial(self._late, BOUND_SHARE))
+            for step in settings
         ]
         self.designs = [StepDesigns(step, control) for step in settings]
-        self.share = SCAN_SHARE
         self.search = DesignSearch(self.designs, rng, self._over, self._take)
         self.conventional: list[tuple[Schedule, int]] | None = None
         self.segments: list[Schedule | None] = [None] * len(settings)
@@ -200,6 +216,11 @@ class Planner:
     def plan(self) -> list[StepSolution]:
         """The plans of all steps."""
         self._add_baselines()
+        if self.best:  # what it takes to describe such a plan
+            tasks = sum(schedule.tasks.size for schedule in self.best)
+            self.reserve_s = min(TASK_S * tasks, self.control.left_s / 2)
+            for designs in self.designs:
+                designs.reserve_s = self.reserve_s
         self._search_designs()
         # With little time the search may not have come to the rule's own sub-micro-batches.
         self._insert([schedule for schedule in self.segments if schedule is not None])
@@ -233,6 +254,7 @@ class Planner:
                     micro_batches=micro_batches,
                     complete=met or self.complete,
                     steps=self.designs[at].steps,
+                    left_out=self.designs[at].left_out,
                 )
             )
         return solutions
@@ -244,11 +266,8 @@ class Planner:
 
     def _late(self, share: float | None = None) -> bool:
         """Whether a share of the budget is spent; default: the present one."""
-        budget_s, share = self.control.budget_s, self.share if share is None else share
-        return self.control.expired or (budget_s is not None and self.control.spent_s >= share * budget_s)
-
-    def _bound_over(self) -> bool:
-        return self._late(BOUND_SHARE)
+        budget_s, share = self.control.budget_s or 0.0, self.share if share is None else share
+        return self.control.left_s <= (1 - share) * budget_s + self.reserve_s
 
     def _done(self) -> bool:
         """Whether no plan can be shorter."""
@@ -269,7 +288,11 @@ class Planner:
     def _add_baselines(self) -> None:
         """1F1B on contiguous placements and on the rule's segments; the former are the first designs."""
         links = link_items(self.modules, self.total, self.samples)
-        for placement in contiguous_placements(self.modules, self.total, self.ranks, links, self._late):
+        placements = contiguous_placements(self.modules, self.total, self.ranks, links, self._late)
+        if self.settings[0].executable:  # balanced cuts may leave a rank without layers
+            layers = sum(len(module.layers) for module in self.modules)
+            placements.append(contiguous_at(self.modules, np.arange(self.ranks + 1) * layers // self.ranks))
+        for placement in placements:
             if self.search.pool and self._late():
                 break
             self._try_1f1b(placement)
@@ -343,6 +366,12 @@ class Planner:
         ones: list[Items] = [tuple((n,) if n else () for n in step.batch) for step in self.settings]
         one_segment = [1] * len(self.modules)
         yield from self._balanced(ones, one_segment)
+        if self.settings[0].executable:
+            counts = max(len(step.equal_counts()) for step in self.settings)
+            for at in range(1, counts):
+                rows = [(c := step.equal_counts())[min(at, len(c) - 1)] for step in self.settings]
+                items = [step.split(o, 0, count) for step, o, count in zip(self.settings, ones, rows, strict=True)]
+                yield from self._balanced(items, one_segment)
         for sizes in rule_sizes(self.modules):
             items = [tuple(split_batch(step.batch, sizes)) for step in self.settings]
             placement = rule_placement(self.modules, self.total, sizes, self.ranks)
@@ -368,24 +397,24 @@ class Planner:
         cuts = self.search.pool[0].design.cuts
         entries = [entry for entry in self.search.pool if len(self.settings) == 1 or entry.design.cuts == cuts]
         variants = [tasks for entry in entries for tasks in entry.evaluated[at].variants]
-        spent_s, remaining = self.control.spent_s, len(self.settings) - at
+        left_s, remaining = self.control.left_s - self.reserve_s, len(self.settings) - at
 
         def take(schedule: Schedule) -> None:
             self.best[at] = schedule
             self._report()
 
-        result = search(
+        best, steps = search(
             variants,
             self.best[at],
             self.control,
             self.rng,
-            until_s=spent_s + _ORDER_SHARE * self.control.left_s / remaining,
+            until_left_s=left_s * (1 - _ORDER_SHARE / remaining) + self.reserve_s if math.isfinite(left_s) else 0.0,
             max_steps=None if self.max_steps is None else max(1, (self.max_steps - evaluations) // len(self.settings)),
             counts=self.counts,
             on_progress=take,
         )
-        self.designs[at].steps += result.steps
-        self.best[at], _ = solve_exactly(variants, _with_better_knobs(result.best), self.control)
+        self.designs[at].steps += steps
+        self.best[at] = solve_exactly(variants, _with_better_knobs(best), self.control)
 
 
 def _with_better_knobs(schedule: Schedule) -> Schedule:

@@ -12,6 +12,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,8 @@ MAX_SPLITS = 2048
 MAX_LAYERS = 2048
 #: Cells of the tables for one such bound from which on the budget is checked meanwhile: tens of milliseconds.
 _LARGE = 2**22
+#: Cells that take as long as an item of a division of the samples.
+_SPLIT_CELLS = 64
 _ROUNDING = 1e-12
 
 
@@ -46,8 +49,9 @@ def request_bound_s(
     """
     active = [i for i in topological_order(modules) if batch[i]]
     curves = {i: _Curve(modules[i], batch[i]) for i in active}
-    if max(len(modules[i].layers) for i in active) ** 2 * ranks < _LARGE or over is None:
-        over = _never
+    cells = max(len(modules[i].layers) for i in active) ** 2 * ranks
+    if over is None or max(cells, batch[links.samples] ** 2 * _SPLIT_CELLS) < _LARGE:
+        over = lambda: False  # noqa: E731
     bound = _CountBound(modules, batch, ranks, links, active, over)
 
     def of(ranges: Sequence[tuple[int, int]], *, precise: bool) -> float:
@@ -66,18 +70,14 @@ def request_bound_s(
     return least_s
 
 
-def _never() -> bool:
-    return False
+class _Part(NamedTuple):
+    """Least seconds of a layer of relative time 1: of all items, and of one sub-micro-batch forward, back and sent."""
 
-
-class _Part:
-    """Least seconds of a layer of relative time 1: of all items, and of one sub-micro-batch forward and backward."""
-
-    __slots__ = ("backward_s", "forward_s", "least_items", "work_s")
-
-    def __init__(self, work_s: float, forward_s: float, backward_s: float, least_items: int) -> None:
-        self.work_s, self.forward_s, self.backward_s = work_s, forward_s, backward_s
-        self.least_items = least_items
+    work_s: float
+    forward_s: float
+    backward_s: float
+    transfer_s: float
+    least_items: int
 
 
 class _Curve:
@@ -89,9 +89,11 @@ class _Curve:
         self.forward_s = np.asarray(interpolate(module.sizes, module.forward_s, sizes))
         self.backward_s = np.asarray(interpolate(module.sizes, module.backward_s, sizes))
         self.both_s = self.forward_s + self.backward_s
+        transfer_s = np.zeros(items) if module.transfer is None else np.asarray(interpolate(*module.transfer, sizes))
         #: Least seconds of a sub-micro-batch of at least n + 1 items.
         self._forward_from = np.minimum.accumulate(self.forward_s[::-1])[::-1]
         self._backward_from = np.minimum.accumulate(self.backward_s[::-1])[::-1]
+        self._transfer_from = np.minimum.accumulate(transfer_s[::-1])[::-1]
         #: Least seconds of all items in m + 1 sub-micro-batches of whatever sizes.
         self._work_s = sizes * np.interp(items / sizes, *_lower_envelope(self.both_s))
 
@@ -99,13 +101,16 @@ class _Curve:
         """Bounds for ``low`` to ``high`` sub-micro-batches of even size."""
         least = self.items // high
         work_s = float(self._work_s[low - 1 : high].min())
-        return _Part(work_s, float(self._forward_from[least - 1]), float(self._backward_from[least - 1]), least)
+        rows = (self._forward_from, self._backward_from, self._transfer_from)
+        forward_s, backward_s, transfer_s = (float(seconds[least - 1]) for seconds in rows)
+        return _Part(work_s, forward_s, backward_s, transfer_s, least)
 
     def of(self, units: np.ndarray) -> _Part:
         """Costs of given sub-micro-batches."""
         at = units - 1
         forward_s, backward_s = float(self.forward_s[at].min()), float(self.backward_s[at].min())
-        return _Part(float(self.both_s[at].sum()), forward_s, backward_s, int(at.min()) + 1)
+        least = int(at.min())
+        return _Part(float(self.both_s[at].sum()), forward_s, backward_s, float(self._transfer_from[least]), least + 1)
 
 
 def _lower_envelope(seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -202,9 +207,15 @@ class _CountBound:
             for h, t, part, work in zip(head, tail, parts, self.work, strict=True)
         )
         seconds = np.concatenate([layers * part.work_s for layers, part in zip(self.layers, parts, strict=True)])
-        # Each used rank has a first layer: the q-th rank starts no sooner than after the layers before the q-th.
-        heads = np.concatenate([h + p.forward_s * b for h, p, b in zip(head, parts, self.before, strict=True)])
-        tails = np.concatenate([t + p.backward_s * b for t, p, b in zip(tail, parts, self.before, strict=True)])
+        # Each used rank has a first layer: the q-th rank starts no sooner than after the layers before the q-th, and
+        # after a transfer from the rank of the layer before its first one.
+        sent = []
+        for part, layers, sources in zip(parts, self.layers, self.sources, strict=True):
+            first_s = max((parts[j].transfer_s for j, sure in sources if part.least_items >= sure), default=0.0)
+            sent.append(np.array([first_s] + [part.transfer_s] * (len(layers) - 1)))
+        rows = list(zip(head, tail, parts, self.before, sent, strict=True))
+        heads = np.concatenate([h + p.forward_s * b + s for h, _, p, b, s in rows])
+        tails = np.concatenate([t + p.backward_s * b + s for _, t, p, b, s in rows])
         idle_s = _idle_s(heads, tails)[: self.ranks]
         used = len(idle_s)
         total_s = float(seconds.sum())
@@ -213,7 +224,7 @@ class _CountBound:
         bound_s = max(bound_s, float(np.sort(seconds)[: -(-len(seconds) // self.ranks)].sum()), float(seconds.max()))
         if precise and self.one_segment:
             both_s = parts[0].forward_s + parts[0].backward_s
-            bound_s = max(bound_s, _one_segment_s(self.layers[0], parts[0].work_s, both_s, self.ranks, self.over))
+            bound_s = max(bound_s, _one_segment_s(self.layers[0], parts[0], both_s, self.ranks, self.over))
         if precise and self.list_loads:
             loads = np.zeros(1)
             for layers, part in zip(self.layers, parts, strict=True):
@@ -236,21 +247,19 @@ def _idle_s(heads: np.ndarray, tails: np.ndarray) -> np.ndarray:
     return largest
 
 
-def _one_segment_s(layers: np.ndarray, work_s: float, both_s: float, ranks: int, over: Callable[[], bool]) -> float:
+def _one_segment_s(layers: np.ndarray, part: _Part, both_s: float, ranks: int, over: Callable[[], bool]) -> float:
     """Least makespan of all cuts of one module's layers into one chunk for each rank, in order; 0 if ``over``."""
     before = np.concatenate([[0.0], np.cumsum(layers)])
     # A chunk from layer a to layer b: its work, after and before the passes of the layers before it.
-    chunk_s = np.where(
-        np.arange(len(before))[:, None] < np.arange(len(before))[None, :],
-        (before[None, :] - before[:, None]) * work_s + before[:, None] * both_s,
-        np.where(np.eye(len(before), dtype=bool), 0.0, np.inf),
-    )
-    best = np.where(np.arange(len(before)) == 0, 0.0, np.inf)
-    for _ in range(ranks):
+    chunk_s = (before[None, :] - before[:, None]) * part.work_s + before[:, None] * both_s
+    chunk_s[np.tril_indices(len(before))] = np.inf
+    best, least_s = np.where(np.arange(len(before)) == 0, 0.0, np.inf), math.inf
+    for used in range(min(ranks, len(layers))):
         if over():
             return 0.0
-        best = np.maximum(best[:, None], chunk_s).min(axis=0)
-    return float(best[-1])
+        best = np.maximum(best[:, None], chunk_s + 2 * used * part.transfer_s).min(axis=0)
+        least_s = min(least_s, float(best[-1]))
+    return least_s
 
 
 def _packing_s(loads: np.ndarray, idle_s: np.ndarray, total_s: float, low_s: float) -> float:

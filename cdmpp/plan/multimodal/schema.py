@@ -10,6 +10,8 @@ from pydantic import Field, model_validator
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.base.batch_curve import BatchCurve
+from cdmpp.plan.base.passes import Executable, Execution
+from cdmpp.plan.base.solve import check_unique
 from cdmpp.plan.multimodal.modules import EFFICIENCY, MOST_SEGMENTS, Knob, MemoryOptions, Module, order_modules
 from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.fields import MAX_BYTES, Bytes, PositiveBytes
@@ -27,9 +29,11 @@ from cdmpp.predict.requests.request import (
     Plan,
     Request,
     Row,
+    Seconds,
     Seed,
     WholeNumber,
     exactly_one,
+    instead_of,
 )
 from cdmpp.utils.units import format_latency, format_si
 
@@ -148,6 +152,9 @@ class MultimodalPlan(Plan):
     complete: Annotated[
         bool, Field(description="No plan that the request allows is shorter: the bound is met, or all were tried.")
     ]
+    execution: Annotated[
+        Execution | None, Field(description="With executable.", exclude_if=lambda execution: execution is None)
+    ] = None
 
     def step_plans(self) -> list[StepPlan]:
         """Plans of the steps; the plan itself where there is one step.
@@ -210,9 +217,9 @@ class GivenCurves(Closed):
             raise FieldError.at(f"{path}.sizes", "sizes must grow")
 
     @property
-    def largest_size(self) -> int:
-        """Largest size."""
-        return self.sizes[-1]
+    def all_sizes(self) -> list[int]:
+        """Sizes of the curves."""
+        return self.sizes
 
     def points(self) -> tuple[list[int], list[Cost], list[Cost]]:
         """Sizes, and the forward and backward cost at each."""
@@ -236,9 +243,9 @@ class Curves(Closed):
             raise FieldError.at(path, "sizes differ from those of forward")
 
     @property
-    def largest_size(self) -> int:
-        """Largest size."""
-        return self.forward.batch[-1]
+    def all_sizes(self) -> list[int]:
+        """Sizes of the curves."""
+        return self.forward.batch
 
     def points(self) -> tuple[list[int], list[Cost], list[Cost]]:
         """Sizes, and the forward and backward cost at each; the request must be resolved."""
@@ -254,6 +261,16 @@ class ModuleForm(Closed):
         Field(description="Number of equal layers, or the time of each relative to the curves."),
     ]
     cost: GivenCurves | Curves
+    transfer_s: Annotated[
+        Seconds | list[Seconds],
+        Field(
+            description="Seconds of sending the output of a sub-micro-batch to another rank, and of its gradient back: "
+            "one figure, or one for each of the sizes of `cost`."
+        ),
+    ] = 0.0
+    transfer: Annotated[
+        BatchCurve | None, Field(description="Predicted, instead of transfer_s: such as a collective over `batch`.")
+    ] = None
     after: Annotated[list[Name], Field(description="Modules whose output it takes.", default_factory=list)]
     segments: Annotated[
         Annotated[int, Field(ge=1, le=MOST_SEGMENTS), WholeNumber] | None,
@@ -266,6 +283,18 @@ class ModuleForm(Closed):
     weight_bytes: Annotated[Bytes, Field(description="Bytes of a layer's weights, gradients and optimizer states.")] = (
         0.0
     )
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        return instead_of(self, "transfer", "transfer_s")
+
+    def transfer_points(self) -> tuple[Sequence[float] | np.ndarray, list[Cost]] | None:
+        """Sizes, and the cost of sending an output at each; None where it takes no time. The request is resolved."""
+        if self.transfer is not None:
+            return self.transfer.points()
+        sizes = self.cost.all_sizes
+        given = self.transfer_s if isinstance(self.transfer_s, list) else [self.transfer_s] * len(sizes)
+        return (sizes, [Cost.given(seconds) for seconds in given]) if any(given) else None
 
     @property
     def layer_times(self) -> tuple[float, ...]:
@@ -285,6 +314,10 @@ class ModuleForm(Closed):
                     f"{path}.after.{j}", f"no module is called {name!r}", hint="one of: " + ", ".join(names)
                 )
         self.cost.check(f"{path}.cost")
+        if self.transfer is not None:
+            self.transfer.check(f"{path}.transfer")
+        if isinstance(self.transfer_s, list) and len(self.transfer_s) != (sizes := len(self.cost.all_sizes)):
+            raise FieldError.at(f"{path}.transfer_s", f"{len(self.transfer_s)} values for {sizes} sizes of cost")
         layers = self.layer_count
         if self.segments is not None and self.segments > max(1, layers // ranks):
             raise FieldError.at(
@@ -337,6 +370,7 @@ class MultimodalRequest(Request[MultimodalPlan]):
         Annotated[float, Field(ge=1, le=MAX_BYTES)] | None,
         Field(description="Bandwidth of a rank's link to the host in each direction; for the knob offload."),
     ] = None
+    executable: Executable = False
     budget_s: Budget = 1.0
     max_steps: MaxSteps = None
     seed: Seed = 0
@@ -347,7 +381,7 @@ class MultimodalRequest(Request[MultimodalPlan]):
 
     def sizes(self) -> dict[str, int]:
         """Modules, layers of one, ranks, steps, items of a step, and its tasks in the largest sub-micro-batches."""
-        largest = {module.name: module.cost.largest_size for module in self.modules}
+        largest = {module.name: module.cost.all_sizes[-1] for module in self.modules}
         batches = [batch for _, batch in self.named_batches()]
         tasks = [2 * self.ranks * sum(-(-n // largest.get(name, n or 1)) for name, n in b.items()) for b in batches]
         return {
@@ -362,10 +396,8 @@ class MultimodalRequest(Request[MultimodalPlan]):
     def check(self) -> None:
         """Raise FieldError where parts of the request contradict each other; ``path`` names the field."""
         names = [module.name for module in self.modules]
+        check_unique(names, "modules")
         for i, module in enumerate(self.modules):
-            if names.index(module.name) != i:
-                path = f"modules.{i}.name"
-                raise FieldError.at(path, f"two modules are called {module.name!r}")
             module.check(names, self.ranks, f"modules.{i}")
         for path, batch in self.named_batches():
             _check_batch(batch, names, path)
@@ -406,6 +438,7 @@ class MultimodalRequest(Request[MultimodalPlan]):
         modules = []
         for form in self.modules:
             sizes, forward, backward = form.cost.points()
+            transfer = form.transfer_points()
             modules.append(
                 Module(
                     name=form.name,
@@ -418,6 +451,7 @@ class MultimodalRequest(Request[MultimodalPlan]):
                     boundary_bytes=form.boundary_bytes,
                     weight_bytes=form.weight_bytes,
                     segments=form.segments,
+                    transfer=transfer and (np.array(transfer[0]), np.array([getattr(c, figure) for c in transfer[1]])),
                 )
             )
         return modules

@@ -1,8 +1,8 @@
 """Search for the order of segments, and exact solution of small steps.
 
-Variants of a step and dispatch rules share the steps of the search, and each has a tree. The tree search is
-PipeWeaver's (Monte Carlo tree search). Small steps are solved by branch and bound over orders, for every design that
-the request allows.
+Variants of a step and dispatch rules share the steps of the search: random changes of the best order (PipeWeaver's
+Monte Carlo tree search was not better at equal numbers of orders). Small steps are solved by branch and bound over
+orders, for every design that the request allows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from cdmpp.plan.base.task_graph import TaskGraph
 from cdmpp.plan.multimodal.dispatch import DispatchRule
-from cdmpp.plan.multimodal.modules import split_evenly
+from cdmpp.plan.multimodal.modules import Module, split_evenly
 from cdmpp.plan.multimodal.placement import Chunk, Items, Placement, every_cut, place, split_micro_batches, task_count
 from cdmpp.plan.multimodal.tasks import (
     FIRST_RULES,
@@ -26,7 +26,6 @@ from cdmpp.plan.multimodal.tasks import (
     Schedule,
     StepSettings,
     Tasks,
-    allowed_classes,
     data_order_key,
     initial_keys,
     list_schedule,
@@ -69,7 +68,7 @@ def branch_and_bound(
     nodes : int
         Nodes that are left.
     """
-    duration_s, dependencies, first_after, after = graph
+    duration_s, dependencies, first_after, after, lag_s = graph
     tasks = len(duration_s)
     waiting = np.empty((tasks + 1, tasks), np.int64)
     ready_s = np.zeros((tasks + 1, tasks), np.float64)
@@ -147,7 +146,7 @@ def branch_and_bound(
         end_s[depth] = max(end_s[depth - 1], done_s)
         for i in range(first_after[task], first_after[task + 1]):
             waiting[depth, after[i]] -= 1
-            ready_s[depth, after[i]] = max(ready_s[depth, after[i]], done_s)
+            ready_s[depth, after[i]] = max(ready_s[depth, after[i]], done_s + lag_s[i])
     return best_s, True, nodes
 
 
@@ -180,29 +179,17 @@ def shorten(best: Schedule, limit_s: float, nodes: int) -> tuple[Schedule, bool]
     return schedule or best, complete
 
 
-def solve_exactly(variants: Sequence[Tasks], best: Schedule, control: SearchControl) -> tuple[Schedule, bool]:
-    """Search small variants without a memory limit for a schedule shorter than ``best``.
-
-    Returns
-    -------
-    Schedule
-        ``best`` or a shorter one.
-    bool
-        Whether no schedule of any variant is shorter.
-    """
-    proven, nodes = True, MAX_NODES
+def solve_exactly(variants: Sequence[Tasks], best: Schedule, control: SearchControl) -> Schedule:
+    """``best``, or a shorter schedule of a small variant without a memory limit."""
+    nodes = MAX_NODES
     for tasks in sorted(variants, key=lambda variant: variant.bound_s):
-        if tasks.bound_s >= best.makespan_s * (1 - ROUNDING):
-            continue
-        if tasks.size > MAX_TASKS or tasks.limited or control.expired:
-            proven = False
-            continue
-        nodes = int(min(nodes, control.left_s * _NODES_PER_S))
-        schedule, complete, nodes = _shorter(tasks, best.makespan_s, nodes)
-        proven = proven and complete
-        if schedule is not None:
-            best = min(best, schedule, key=lambda choice: choice.makespan_s)
-    return best, proven
+        if tasks.bound_s >= best.makespan_s * (1 - ROUNDING) or control.expired:
+            break
+        if tasks.size <= MAX_TASKS and not tasks.limited:
+            nodes = int(min(nodes, control.left_s * _NODES_PER_S))
+            schedule, _, nodes = _shorter(tasks, best.makespan_s, nodes)
+            best = schedule or best
+    return best
 
 
 #: Most designs that are listed, and most that are kept because their quick bound is below the best makespan.
@@ -235,11 +222,11 @@ def try_all(step: StepSettings, best: Schedule, over: Callable[[int], bool]) -> 
     items = _items(step)
     if rows is None or not items or math.prod(map(len, rows)) * len(items) > MAX_DESIGNS:
         return best, False, 0
-    weights = [_Weights(row, module.layers, step.ranks) for row, module in zip(rows, step.modules, strict=True)]
+    weights = [Weights(row, module, step.ranks) for row, module in zip(rows, step.modules, strict=True)]
     limit_s = best.makespan_s * (1 - ROUNDING)
     kept: list[tuple[float, int, int]] = []
     for number, units in enumerate(items):
-        bounds_s = _bounds_s(step, weights, units)
+        bounds_s = quick_bounds_s(step, weights, units)
         below = np.flatnonzero(bounds_s < limit_s)
         kept += zip(bounds_s[below].tolist(), itertools.repeat(number), below.tolist())
         if over(0) or len(kept) > MAX_KEPT:
@@ -251,7 +238,9 @@ def try_all(step: StepSettings, best: Schedule, over: Callable[[int], bool]) -> 
         if over(solved):
             return best, False, solved
         chosen = np.unravel_index(at, [len(row) for row in rows])
-        placement = Placement("segments", tuple(row[int(k)] for row, k in zip(rows, chosen, strict=True)))
+        placement = Placement(tuple(row[int(k)] for row, k in zip(rows, chosen, strict=True)))
+        if not step.allows(placement, items[number]):
+            continue
         solved += 1
         best, exact = _solve(step, placement, items[number], best)
         proven = proven and exact
@@ -286,6 +275,8 @@ def _rows(step: StepSettings) -> list[list[_Row]] | None:
 
 def _items(step: StepSettings) -> list[Items]:
     """Different sub-micro-batches: every number for each module, and every number of micro-batches of samples."""
+    if step.executable:
+        return [step.split(((),) * len(step.batch), 0, count) for count in step.equal_counts()]
     if math.prod(max(n, 1) for n in step.batch) > MAX_DESIGNS:
         return []
     even = itertools.product(
@@ -296,7 +287,7 @@ def _items(step: StepSettings) -> list[Items]:
     return list(dict.fromkeys(itertools.chain(even, by_sample)))
 
 
-class _Weights:
+class Weights:
     """Layers' relative times of each placement of a module by rank; all arrays of shape (placements, ranks).
 
     Attributes
@@ -306,17 +297,19 @@ class _Weights:
         In the layers before the rank's first one; infinite where the rank has none.
     """
 
-    def __init__(self, rows: Sequence[_Row], layers: Sequence[float], ranks: int) -> None:
-        total = np.concatenate([[0.0], np.cumsum(layers)])
+    def __init__(self, rows: Sequence[_Row], module: Module, ranks: int) -> None:
         self.load, self.before = np.zeros((len(rows), ranks)), np.full((len(rows), ranks), np.inf)
         for number, row in enumerate(rows):
             for chunk in row:
-                self.load[number, chunk.rank] += total[chunk.first + chunk.layers] - total[chunk.first]
-                self.before[number, chunk.rank] = min(self.before[number, chunk.rank], total[chunk.first])
+                self.load[number, chunk.rank] += module.weight(chunk.first, chunk.layers)
+                self.before[number, chunk.rank] = min(self.before[number, chunk.rank], module.weight(0, chunk.first))
 
 
-def _bounds_s(step: StepSettings, weights: Sequence[_Weights], items: Items) -> np.ndarray:
-    """Bound of each combination of placements, flat, as ``quick_bound_s`` of :mod:`.evaluate`."""
+def quick_bounds_s(step: StepSettings, weights: Sequence[Weights], items: Items) -> np.ndarray:
+    """Lower bound of each combination of placements, flat, without its tasks.
+
+    For each rank its work, and the shortest way to it and back.
+    """
     load, head, tail = np.zeros((1, step.ranks)), np.full((1, step.ranks), np.inf), np.full((1, step.ranks), np.inf)
     for module, weight, units in zip(step.modules, weights, items, strict=True):
         if not units:
@@ -330,36 +323,15 @@ def _bounds_s(step: StepSettings, weights: Sequence[_Weights], items: Items) -> 
     return bounds
 
 
-#: Exploration weight of the upper confidence bounds.
-EXPLORATION = 0.15
-#: Rollouts perturb the tree's best order: a share of the segments moves by a normal number of places of this scale.
+#: The best order is changed: a share of the segments moves by a normal number of places of this scale.
 MOVE_SCALES, MOVED_SHARES = (1.0, 4.0, 16.0), (0.0, 0.03, 0.2, 1.0)
-#: Share of rollouts that order segments by share of the step instead, with a random lag of each class up to these.
+#: Share of orders by share of the step instead, with a random lag of each class up to these.
 LAGGED_SHARE, LAGS = 0.3, (0.05, 0.2, 0.6)
-#: Steps after which the scale of the scores is constant.
-MAX_SCALE_STEPS = 5000
-#: Steps in a tree at a time.
-STEPS_IN_TREE = 16
+#: Steps with a rule at a time, and orders in a row that were known before, after which the rule is done.
+STEPS_AT_A_TIME, MAX_REPEATS = 16, 200
 #: Variants, and rules of a variant, share the steps by rank: the second gets this share of what the first gets.
 #: Upper confidence bounds stayed with the first variant that was good.
 RANK_SHARE = 0.6
-
-
-@dataclass
-class MultimodalSearchResult:
-    """Result of a search.
-
-    Attributes
-    ----------
-    complete : bool
-        Every order of every variant under every rule was evaluated, or cannot be shorter.
-    steps : int
-        Orders that were evaluated, repeated ones included.
-    """
-
-    best: Schedule
-    complete: bool
-    steps: int
 
 
 def search(
@@ -368,15 +340,15 @@ def search(
     control: SearchControl,
     rng: np.random.Generator,
     *,
-    until_s: float = math.inf,
+    until_left_s: float = 0.0,
     max_steps: int | None = None,
     counts: CacheCounts | None = None,
     on_progress: Callable[[Schedule], None] | None = None,
-) -> MultimodalSearchResult:
+) -> tuple[Schedule, int]:
     """Search for an order of segments whose list schedule is shorter than ``best``.
 
-    Each variant has a tree for each dispatch rule. Subtrees that were searched completely are skipped, so small trees
-    end. Variants whose bound equals the best makespan are skipped.
+    Each variant is searched with each dispatch rule, from its initial orders by random changes. Variants whose bound
+    equals the best makespan are skipped.
 
     Parameters
     ----------
@@ -384,20 +356,25 @@ def search(
         The same step with other placements, sub-micro-batch sizes or memory knobs.
     best : Schedule
         Best schedule known before.
-    until_s : float
-        The search ends once ``control`` has spent so many seconds.
+    until_left_s : float
+        The search ends once ``control`` has so many seconds left.
     max_steps : int, optional
-        Orders to evaluate; without it, until the time is over or all trees are searched.
+        Orders to evaluate; without it, until the time is over or changes give known orders alone.
     counts : CacheCounts, optional
         Updated.
     on_progress : callable, optional
         Called with the best schedule so far, every few steps.
+
+    Returns
+    -------
+    Schedule
+    int
+        Orders that were evaluated, repeated ones included.
     """
     evaluator = Evaluator(best, counts if counts is not None else CacheCounts())
 
     def over() -> bool:
-        spent = control.expired or control.spent_s >= until_s
-        return spent or (max_steps is not None and evaluator.steps >= max_steps)
+        return control.left_s <= until_left_s or (max_steps is not None and evaluator.steps >= max_steps)
 
     # Most promising variants first: with little time, the last ones are not evaluated.
     begun: list[_Variant] = []
@@ -405,15 +382,14 @@ def search(
         if over():
             break
         begun.append(_Variant(tasks, evaluator, over))
-    evaluator.set_scale(min((tasks.bound_s for tasks in variants), default=0.0))
     while not over():
         open_variants = [variant for variant in begun if not variant.done(evaluator.best.makespan_s)]
         if not open_variants:
-            return MultimodalSearchResult(evaluator.best, len(begun) == len(variants), evaluator.steps)
+            break
         _next_arm(open_variants).search(evaluator, rng, over)
         if on_progress is not None:
             on_progress(evaluator.best)
-    return MultimodalSearchResult(evaluator.best, False, evaluator.steps)
+    return evaluator.best, evaluator.steps
 
 
 def _next_arm(arms: Sequence[_Arm]) -> _Arm:
@@ -423,36 +399,33 @@ def _next_arm(arms: Sequence[_Arm]) -> _Arm:
 
 
 class _Variant:
-    """A variant with a tree for each rule."""
+    """A variant with its orders under each rule."""
 
     def __init__(self, tasks: Tasks, evaluator: Evaluator, over: Callable[[], bool]) -> None:
         self.tasks, self.visits = tasks, 1
         keys = initial_keys(tasks)
-        cache: dict[tuple[DispatchRule, bytes], float] = {}
-        rules = (*STRICT_RULES, *RULES) if tasks.limited else RULES
-        self.trees = [Tree(tasks, rule, cache, keys) for rule in rules]
-        for tree in self.trees:
-            if tree.rule in FIRST_RULES and not over():
-                tree.evaluate_all_keys(evaluator)
+        self.rules = [Orders(tasks, rule, keys) for rule in ((*STRICT_RULES, *RULES) if tasks.limited else RULES)]
+        for orders in self.rules:
+            while orders.rule in FIRST_RULES and orders.keys and not over():
+                orders.step(evaluator)
         # Rules that were not tried are expected to be as good as the best of the others.
-        self.promise_s = min(tree.promise_s for tree in self.trees)
-        for tree in self.trees:
-            if tree.keys:
-                tree.promise_s = self.promise_s
-        self.trees.sort(key=lambda tree: tree.promise_s)
+        self.promise_s = min(orders.best_s for orders in self.rules)
+        for orders in self.rules:
+            orders.promise_s = self.promise_s if orders.keys else orders.best_s
+        self.rules.sort(key=lambda orders: orders.promise_s)
 
     def done(self, best_s: float) -> bool:
-        """Whether every order was evaluated, or none can be shorter than ``best_s``."""
-        return self.tasks.bound_s >= best_s * (1 - ROUNDING) or all(tree.done for tree in self.trees)
+        """Whether changes give known orders alone, or no order can be shorter than ``best_s``."""
+        return self.tasks.bound_s >= best_s * (1 - ROUNDING) or all(orders.done for orders in self.rules)
 
     def search(self, evaluator: Evaluator, rng: np.random.Generator, over: Callable[[], bool]) -> None:
-        """Make some steps in the most promising tree."""
-        tree = _next_arm([tree for tree in self.trees if not tree.done])
-        for _ in range(STEPS_IN_TREE):
-            if over() or tree.done:
+        """Make some steps with the most promising rule."""
+        orders = _next_arm([orders for orders in self.rules if not orders.done])
+        for _ in range(STEPS_AT_A_TIME):
+            if over() or orders.done:
                 return
-            makespan_s = tree.step(rng, evaluator)
-            for arm in (self, tree):
+            makespan_s = orders.step(evaluator, rng)
+            for arm in (self, orders):
                 arm.visits += 1
                 arm.promise_s = min(arm.promise_s, makespan_s)
 
@@ -464,132 +437,64 @@ class CacheCounts:
     hits: int = 0
     misses: int = 0
 
-    @property
-    def total(self) -> int:
-        """Hits and misses."""
-        return self.hits + self.misses
-
 
 class Evaluator:
-    """Evaluates orders of segments, each once, and keeps the best schedule.
-
-    Attributes
-    ----------
-    steps : int
-        Orders that were evaluated, repeated ones included.
-    """
+    """The best schedule so far, how many orders were evaluated, and how many of these were known."""
 
     def __init__(self, best: Schedule, counts: CacheCounts) -> None:
         self.best, self.counts, self.steps = best, counts, 0
-        self._worst_s, self._span_s = best.makespan_s, 1.0
-
-    def makespan_s(self, tree: Tree, sequence: np.ndarray) -> float:
-        """Makespan of an order of segments under the tree's rule, in seconds."""
-        self.steps += 1
-        key = (tree.rule, sequence.tobytes())
-        makespan_s = tree.cache.get(key)
-        if makespan_s is not None:
-            self.counts.hits += 1
-            return makespan_s
-        self.counts.misses += 1
-        schedule = list_schedule(tree.tasks, sequence, tree.rule)
-        tree.cache[key] = schedule.makespan_s
-        if math.isfinite(schedule.makespan_s) and self.steps < MAX_SCALE_STEPS:
-            self._worst_s = max(self._worst_s, schedule.makespan_s)
-        # Ties: the newest, whose neighbours are other orders.
-        if schedule.makespan_s <= tree.best_s:
-            tree.best_s = schedule.makespan_s
-            tree.best_key[sequence] = np.arange(len(sequence))
-        if schedule.makespan_s < self.best.makespan_s:
-            self.best = schedule
-        return schedule.makespan_s
-
-    def set_scale(self, least_bound_s: float) -> None:
-        """Score makespans between this bound and the worst so far from now on."""
-        self._span_s = max(self._worst_s - least_bound_s, 1e-300)
-
-    def score(self, makespan_s: float) -> float:
-        """1 at the bound, 0 at the worst of the initial orders."""
-        return min(max((self._worst_s - makespan_s) / self._span_s, 0.0), 1.0)
 
 
-class _Node:
-    """A beginning of an order: the classes of its first places."""
-
-    __slots__ = ("best", "children", "done", "total", "untried", "visits")
-
-    def __init__(self, allowed: list[int]) -> None:
-        self.visits, self.total, self.best = 0, 0.0, 0.0
-        self.children: dict[int, _Node] = {}
-        self.untried = allowed  # classes that may come next
-        self.done = False  # every order with this beginning was evaluated
-
-
-class Tree:
-    """Orders of one variant's segments under one dispatch rule.
+class Orders:
+    """Orders of one variant's segments under one dispatch rule, each evaluated once.
 
     Parameters
     ----------
-    cache : dict
-        Makespans by rule and order; shared by the rules of a variant.
     keys : list of ndarray of float64, shape (segments,)
-        Initial orders, evaluated before others.
+        Keys of initial orders, evaluated before others.
     """
 
-    def __init__(
-        self, tasks: Tasks, rule: DispatchRule, cache: dict[tuple[DispatchRule, bytes], float], keys: list[np.ndarray]
-    ) -> None:
-        self.tasks, self.rule, self.cache, self.keys = tasks, rule, cache, keys
+    def __init__(self, tasks: Tasks, rule: DispatchRule, keys: list[np.ndarray]) -> None:
+        self.tasks, self.rule, self.keys = tasks, rule, keys
         self.share_key = keys[0]
-        self.promise_s = math.inf
-        self.visits = 1
-        self.best_s = math.inf
+        self.visits, self.repeats = 1, 0
+        self.best_s = self.promise_s = math.inf
         self.best_key = np.zeros(tasks.segments)
-        self._root = _Node(allowed_classes(tasks, []))
+        self._known: dict[bytes, float] = {}
 
     @property
     def done(self) -> bool:
-        """Whether every order was evaluated."""
-        return self._root.done
+        """Whether the last changes gave known orders alone."""
+        return self.repeats >= MAX_REPEATS
 
-    def evaluate_all_keys(self, evaluator: Evaluator) -> None:
-        """Evaluate the initial orders."""
-        while self.keys:
-            self._evaluate_key(evaluator)
-        self.promise_s = self.best_s
+    def step(self, evaluator: Evaluator, rng: np.random.Generator | None = None) -> float:
+        """Evaluate an initial order while there are any, then a change of the best one; its makespan in seconds."""
+        if self.keys:
+            key, *self.keys = self.keys
+        else:
+            assert rng is not None
+            key = self._changed_key(rng)
+        sequence = sequence_by(self.tasks, key)
+        evaluator.steps += 1
+        makespan_s = self._known.get(sequence.tobytes())
+        if makespan_s is not None:
+            evaluator.counts.hits += 1
+            self.repeats += 1
+            return makespan_s
+        evaluator.counts.misses += 1
+        self.repeats = 0
+        schedule = list_schedule(self.tasks, sequence, self.rule)
+        self._known[sequence.tobytes()] = schedule.makespan_s
+        # Ties: the newest, whose neighbours are other orders.
+        if schedule.makespan_s <= self.best_s:
+            self.best_s = schedule.makespan_s
+            self.best_key[sequence] = np.arange(len(sequence))
+        if schedule.makespan_s < evaluator.best.makespan_s:
+            evaluator.best = schedule
+        return schedule.makespan_s
 
-    def step(self, rng: np.random.Generator, evaluator: Evaluator) -> float:
-        """Evaluate one order: an initial one while there are any, then by tree search; its makespan in seconds."""
-        return self._evaluate_key(evaluator) if self.keys else self._tree_step(rng, evaluator)
-
-    def _evaluate_key(self, evaluator: Evaluator) -> float:
-        key, *self.keys = self.keys
-        return evaluator.makespan_s(self, sequence_by(self.tasks, key))
-
-    def _tree_step(self, rng: np.random.Generator, evaluator: Evaluator) -> float:
-        """Selection by upper confidence bounds, expansion, rollout, backpropagation."""
-        node, path, prefix = self._root, [self._root], list[int]()
-        while not node.untried:
-            prefix.append(_select(node))
-            node = node.children[prefix[-1]]
-            path.append(node)
-        prefix.append(node.untried.pop(int(rng.integers(len(node.untried)))))
-        node.children[prefix[-1]] = _Node(allowed_classes(self.tasks, prefix))
-        path.append(node.children[prefix[-1]])
-        key = self._rollout_key(rng)
-        makespan_s = evaluator.makespan_s(self, sequence_by(self.tasks, key, np.array(prefix, np.int64)))
-        score = evaluator.score(makespan_s)
-        path[-1].done = len(prefix) == self.tasks.segments
-        for node in reversed(path):
-            node.visits += 1
-            node.total += score
-            node.best = max(node.best, score)
-            if not node.untried and node.children and all(child.done for child in node.children.values()):
-                node.done = True
-        return makespan_s
-
-    def _rollout_key(self, rng: np.random.Generator) -> np.ndarray:
-        """Key that completes an order: the best order perturbed, or by share of the step with lags."""
+    def _changed_key(self, rng: np.random.Generator) -> np.ndarray:
+        """Key of another order: the best one changed, or by share of the step with lags."""
         segments = self.tasks.segments
         if rng.random() < LAGGED_SHARE:
             return self._lagged_key(rng)
@@ -609,18 +514,4 @@ class Tree:
         return key
 
 
-def _select(node: _Node) -> int:
-    """Class of the child with the largest upper confidence bound (UCT)."""
-    log_visits = math.log(1 + node.visits)
-    selected, largest = -1, -math.inf
-    for c, child in node.children.items():
-        if child.done:
-            continue
-        value = 0.5 * (child.total / child.visits + child.best)
-        value += EXPLORATION * math.sqrt(log_visits / child.visits)
-        if value > largest:
-            selected, largest = c, value
-    return selected
-
-
-_Arm = TypeVar("_Arm", "_Variant", Tree)
+_Arm = TypeVar("_Arm", "_Variant", Orders)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cdmpp.plan.base.passes import WAYS, Execution, draw_passes, pass_colours
 from cdmpp.plan.multimodal.knobs import peak_bytes
-from cdmpp.plan.multimodal.modules import EFFICIENCY, Knob, Module
+from cdmpp.plan.multimodal.modules import Knob, Module
 from cdmpp.plan.multimodal.planner import StepSolution, plan_steps
 from cdmpp.plan.multimodal.schema import (
     CacheSummary,
@@ -17,14 +18,13 @@ from cdmpp.plan.multimodal.schema import (
     MultimodalPlan,
     MultimodalRequest,
     RankMemory,
-    ScheduledPass,
     StepPlan,
     SubBatches,
 )
 from cdmpp.plan.multimodal.search import CacheCounts
 from cdmpp.plan.multimodal.tasks import Schedule, Tasks, schedule_orders
 from cdmpp.predict.requests.budget import SearchControl
-from cdmpp.predict.requests.plot import Bar, draw_legend, draw_timeline, new_figure, shade
+from cdmpp.predict.requests.plot import draw_legend, new_figure
 from cdmpp.predict.requests.pricing import Cost
 from cdmpp.predict.requests.request import Interval
 from cdmpp.utils.jit import COMPILED
@@ -41,12 +41,40 @@ def solve(request: MultimodalRequest, control: SearchControl) -> MultimodalPlan:
     batches = [batch for _, batch in request.named_batches()]
     costs, counts = request.costs(), CacheCounts()
     bounds = None
-    if any(cost.parts for forward, backward in costs for cost in (*forward, *backward)):
+    transfers = [module.transfer.points()[1] for module in request.modules if module.transfer is not None]
+    if any(cost.parts for curves in (*costs, transfers) for curve in curves for cost in curve):
         bounds = request.resolved_modules("lower_s"), request.resolved_modules("upper_s")
 
-    def plan_of(solutions: Sequence[StepSolution]) -> MultimodalPlan:
+    def plan_of(solutions: Sequence[StepSolution], unrestricted_s: float | None = None) -> MultimodalPlan:
+        """The plan of the only step, or those of all steps and their sums."""
         steps = [make_step_plan(solution, request.efficiency, bounds) for solution in solutions]
-        return make_plan(solutions, steps, costs, counts, several=request.batches is not None)
+        first, several = steps[0], request.batches is not None
+        total = {
+            name: sum(getattr(step, name) for step in steps)
+            for name in ("makespan_s", "lower_bound_s", "searched_lower_bound_s")
+        }
+        names = [name for name in first.baselines if all(name in step.baselines for step in steps)]
+        baselines = {name: sum(step.baselines[name] for step in steps) for name in names}
+        ends = [(step.interval.lower_s, step.interval.upper_s) for step in steps if step.interval is not None]
+        lower_s, upper_s = (sum(column) for column in zip(*ends, strict=True)) if ends else (0.0, 0.0)
+        execution = None if unrestricted_s is None else Execution.of(total["makespan_s"], unrestricted_s)
+        lines = explain(solutions, costs, total["makespan_s"], total["lower_bound_s"], baselines)
+        return MultimodalPlan(
+            **total,
+            baselines=baselines,
+            interval=Interval(lower_s=lower_s, upper_s=upper_s) if ends else None,
+            **{name: None if several else getattr(first, name) for name in ("batch", "sub_batches", "memory", "order")},
+            layout=first.layout,
+            bubble=sum(step.bubble * step.makespan_s for step in steps) / total["makespan_s"],
+            plans=steps if several else None,
+            cache=CacheSummary(
+                hits=counts.hits, misses=counts.misses, hit_rate=counts.hits / max(1, counts.hits + counts.misses)
+            ),
+            steps=sum(solution.steps for solution in solutions),
+            complete=all(solution.complete for solution in solutions),
+            execution=execution,
+            explanation=[*lines, *([str(execution)] if execution else [])],
+        )
 
     def on_progress(solutions: Sequence[StepSolution]) -> None:
         control.report(
@@ -55,20 +83,26 @@ def solve(request: MultimodalRequest, control: SearchControl) -> MultimodalPlan:
             answer=partial(plan_of, solutions),
         )
 
-    solutions = plan_steps(
-        request.resolved_modules(),
-        [[batch[module.name] for module in request.modules] for batch in batches],
-        request.ranks,
-        memory=request.memory,
-        efficiency=request.efficiency,
-        samples=request.samples_index,
-        control=control,
-        seed=request.seed,
-        max_steps=request.max_steps,
-        counts=counts,
-        on_progress=on_progress,
-    )
-    return plan_of(solutions)
+    def search(control: SearchControl, **more: Any) -> list[StepSolution]:
+        return plan_steps(
+            request.resolved_modules(),
+            [[batch[module.name] for module in request.modules] for batch in batches],
+            request.ranks,
+            memory=request.memory,
+            efficiency=request.efficiency,
+            samples=request.samples_index,
+            control=control,
+            seed=request.seed,
+            max_steps=request.max_steps,
+            counts=counts,
+            **more,
+        )
+
+    if not request.executable:
+        return plan_of(search(control, on_progress=on_progress))
+    executable = search(control.part(control.budget_s and control.left_s / 2), executable=True, on_progress=on_progress)
+    free = search(control.part())
+    return plan_of(executable, sum(solution.schedule.makespan_s for solution in free))
 
 
 @cache
@@ -82,67 +116,10 @@ def compile_loops() -> None:
         plan_steps(modules, [[2, 3]], 2, control=SearchControl(60.0), max_steps=20)
 
 
-def make_plan(
-    solutions: Sequence[StepSolution],
-    steps: Sequence[StepPlan],
-    costs: Sequence[tuple[list[Cost], list[Cost]]],
-    counts: CacheCounts,
-    *,
-    several: bool,
-) -> MultimodalPlan:
-    """The plan of a request: that of its only step, or those of all steps and their sums.
-
-    Parameters
-    ----------
-    costs : sequence of (list of Cost, list of Cost)
-        Forward and backward cost of a layer of each module, by size.
-    several : bool
-        The request has ``batches``.
-    """
-    first = steps[0]
-    makespan_s = sum(step.makespan_s for step in steps)
-    bound_s = sum(step.lower_bound_s for step in steps)
-    names = [name for name in first.baselines if all(name in step.baselines for step in steps)]
-    baselines = {name: sum(step.baselines[name] for step in steps) for name in names}
-    intervals = [step.interval for step in steps if step.interval is not None]
-    return MultimodalPlan(
-        makespan_s=makespan_s,
-        lower_bound_s=bound_s,
-        searched_lower_bound_s=sum(step.searched_lower_bound_s for step in steps),
-        baselines=baselines,
-        interval=Interval(lower_s=sum(i.lower_s for i in intervals), upper_s=sum(i.upper_s for i in intervals))
-        if intervals
-        else None,
-        batch=None if several else first.batch,
-        sub_batches=None if several else first.sub_batches,
-        layout=first.layout,
-        memory=None if several else first.memory,
-        order=None if several else first.order,
-        bubble=sum(step.bubble * step.makespan_s for step in steps) / makespan_s,
-        plans=list(steps) if several else None,
-        cache=CacheSummary(
-            hits=counts.hits, misses=counts.misses, hit_rate=counts.hits / counts.total if counts.total else 0.0
-        ),
-        steps=sum(solution.steps for solution in solutions),
-        complete=all(solution.complete for solution in solutions),
-        explanation=explain(solutions, costs, makespan_s, bound_s, baselines),
-    )
-
-
 def make_step_plan(
-    solution: StepSolution,
-    efficiency: float = EFFICIENCY,
-    bounds: tuple[Sequence[Module], Sequence[Module]] | None = None,
+    solution: StepSolution, efficiency: float, bounds: tuple[Sequence[Module], Sequence[Module]] | None
 ) -> StepPlan:
-    """Plan of one step.
-
-    Parameters
-    ----------
-    efficiency : float
-        Share of the peak items per second that the rule's sub-micro-batches reach.
-    bounds : pair of sequence of Module, optional
-        The modules at the lower and at the upper bounds of their predicted costs.
-    """
+    """Plan of one step; ``bounds``: the modules at the lower and at the upper bounds of their predicted costs."""
     schedule = solution.schedule
     tasks, orders = schedule.tasks, schedule.orders
     names = [module.name for module in tasks.modules]
@@ -150,7 +127,9 @@ def make_step_plan(
     total_s = schedule.makespan_s * tasks.ranks
     interval = None
     if bounds is not None:
-        lower_s, upper_s = (schedule_orders(tasks.with_costs(modules), orders).makespan_s for modules in bounds)
+        lower_s, upper_s = (
+            schedule_orders(tasks.with_costs(modules, tasks.knobs), orders).makespan_s for modules in bounds
+        )
         interval = Interval(lower_s=lower_s, upper_s=upper_s)
     return StepPlan(
         batch=dict(zip(names, solution.batch, strict=True)),
@@ -198,31 +177,20 @@ def _memory(tasks: Tasks, orders: Sequence[Sequence[int]]) -> list[RankMemory]:
     return [RankMemory(rank=rank, peak_bytes=peak, knobs=knobs[rank]) for rank, peak in enumerate(peaks)]
 
 
-def order_entries(schedule: Schedule) -> list[list[ScheduledPass]]:
-    """Passes of each rank, in order."""
-    tasks, start_s = schedule.tasks, schedule.start_s
-    labels: list[tuple[str, int, int]] = [("", 0, 0)] * tasks.half  # module, segment, unit
+def order_entries(schedule: Schedule) -> Any:
+    """Passes of each rank, in order, as mappings: validated several times as fast as models made one by one."""
+    tasks, names = schedule.tasks, ("module", "segment", "micro_batch", "pass", "start_s", "end_s")
+    labels: list[tuple[str, int, int]] = [("", 0, 0)] * tasks.half
     for i, grid in enumerate(tasks.ids):
         for c, chunk in enumerate(tasks.placement.chunks[i]):
-            for unit in range(len(grid)):
-                labels[int(grid[unit, c])] = (tasks.modules[i].name, chunk.segment, unit)
-    entries = []
-    for order in schedule.orders:
-        row = []
-        for task in order:
-            module, segment, unit = labels[task % tasks.half]
-            row.append(
-                ScheduledPass(
-                    module=module,
-                    segment=segment,
-                    pass_="F" if task < tasks.half else "B",
-                    micro_batch=unit,
-                    start_s=float(start_s[task]),
-                    end_s=float(start_s[task] + tasks.duration_s[task]),
-                )
-            )
-        entries.append(row)
-    return entries
+            for unit, task in enumerate(grid[:, c].tolist()):
+                labels[task] = (tasks.modules[i].name, chunk.segment, unit)
+    starts_s, ends_s = schedule.start_s.tolist(), (schedule.start_s + tasks.duration_s).tolist()
+    passes = [*((*label, "F") for label in labels), *((*label, "B") for label in labels)]
+    return [
+        [dict(zip(names, (*passes[t], starts_s[t], ends_s[t]), strict=True)) for t in order]
+        for order in schedule.orders
+    ]
 
 
 def explain(
@@ -254,6 +222,11 @@ def explain(
         )
     else:
         lines.append("1F1B with contiguous modules does not fit the memory")
+    if any(solution.left_out for solution in solutions):
+        lines.append(
+            "plans of so many passes that they or their answer would exceed budget_s were left out; a larger one may "
+            "find shorter plans"
+        )
     longest = max(solutions, key=lambda solution: solution.schedule.makespan_s)
     tasks = longest.schedule.tasks
     lines.append(_busiest_rank(tasks, longest.schedule.makespan_s))
@@ -310,56 +283,16 @@ def _module(module: Module, units: Sequence[int], forward: list[Cost], backward:
     return line + (f" ({'; '.join(programs)})" if programs else "")
 
 
-#: Colour of each module's forward passes; backward passes are darker.
-COLOURS = ("#4c9be8", "#f2a33c", "#57b894", "#d46a6a", "#9a7fd1", "#8c8c8c", "#c9b458", "#5fb3c9")
-_BACKWARD_SHADE = 0.62
-
-
 def draw(request: MultimodalRequest, plan: MultimodalPlan) -> Figure:
-    """One row for each rank, one panel for each step.
-
-    Raises
-    ------
-    MissingDependencyError
-        matplotlib is not installed.
-    """
-    panels = [
-        ("" if plan.plans is None else f"step {number}", step.makespan_s, step.order)
-        for number, step in enumerate(plan.step_plans())
-    ]
-    return draw_timelines([module.name for module in request.modules], panels)
-
-
-def draw_timelines(names: Sequence[str], panels: Sequence[tuple[str, float, list[list[ScheduledPass]]]]) -> Figure:
-    """Timelines below each other on a common time axis.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Modules.
-    panels : sequence of (str, float, list of list of ScheduledPass)
-        Title, makespan in seconds, and passes of each rank.
-    """
-    ranks = max(len(order) for _, _, order in panels)
-    figure = new_figure(11, 0.8 + len(panels) * (0.8 + 0.32 * ranks))
-    axes = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
-    longest_s = max(makespan_s for _, makespan_s, _ in panels)
-    colours = {
-        (name, way): COLOURS[i % len(COLOURS)] if way == "F" else shade(COLOURS[i % len(COLOURS)], _BACKWARD_SHADE)
-        for i, name in enumerate(names)
-        for way in ("F", "B")
-    }
-    for axis, (title, makespan_s, order) in zip(axes, panels, strict=True):
-        bars = [
-            Bar(rank, entry.start_s, entry.end_s, colours[entry.module, entry.pass_], height=0.84)
-            for rank, row in enumerate(order)
-            for entry in row
-        ]
-        rows = [f"rank {rank}" for rank in range(len(order))]
-        draw_timeline(axis, bars, rows, longest_s, marks={"makespan": makespan_s})
-        axis.set_title(title, loc="left", fontsize=10)
-        if axis is not axes[-1]:
-            axis.set_xlabel("")
-    words = {"F": "forward", "B": "backward"}
-    draw_legend(figure, {f"{name} {words[way]}": colour for (name, way), colour in colours.items()})
+    """One row for each rank, one panel for each step, on a common time axis."""
+    names, steps = [module.name for module in request.modules], plan.step_plans()
+    figure = new_figure(11, 0.8 + len(steps) * (0.8 + 0.32 * request.ranks))
+    panels = figure.subplots(len(steps), 1, squeeze=False, sharex=True)[:, 0]
+    longest_s, colours = max(step.makespan_s for step in steps), pass_colours(names)
+    for number, (axes, step) in enumerate(zip(panels, steps, strict=True)):
+        draw_passes(axes, step.order, lambda p: colours[p.module, p.pass_], longest_s, makespan=step.makespan_s)
+        axes.set_title("" if plan.plans is None else f"step {number}", loc="left", fontsize=10)
+        if axes is not panels[-1]:
+            axes.set_xlabel("")
+    draw_legend(figure, dict(zip([f"{name} {way}" for name in names for way in WAYS], colours.values(), strict=True)))
     return figure

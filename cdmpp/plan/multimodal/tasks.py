@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,10 +31,10 @@ from cdmpp.plan.multimodal.modules import (
     Module,
     chunk_cost,
     shared_units,
+    split_evenly,
     topological_order,
 )
-from cdmpp.plan.multimodal.placement import Placement
-from cdmpp.simulate.emulator.orders import one_f_one_b
+from cdmpp.plan.multimodal.placement import Items, Placement, one_f_one_b_places
 from cdmpp.utils.jit import jit
 
 
@@ -153,26 +154,31 @@ class Tasks:
         """Lower bound of the makespan of these tasks, in seconds."""
         return jackson_bound_s(self.rank_of_all, self.ranks, self.duration_s, *self.paths_s)
 
-    def with_costs(self, modules: Sequence[Module]) -> Tasks:
-        """The same tasks with other costs of the layers."""
-        duration_s, *_ = _costs(modules, self.placement, self.items, self.memory, self.knobs, self.ids, self.half)
-        return replace(self, modules=tuple(modules), graph=self.graph._replace(duration_s=duration_s))
-
-    def with_knobs(self, knobs: Knobs) -> Tasks:
-        """The same tasks with other memory knobs: other durations and bytes."""
-        if knobs == self.knobs:
-            return self
-        duration_s, kept, extra_forward, extra_backward = _costs(
-            self.modules, self.placement, self.items, self.memory, knobs, self.ids, self.half
-        )
+    def with_costs(self, modules: Sequence[Module], knobs: Knobs) -> Tasks:
+        """The same tasks with other costs of the layers, or other memory knobs."""
+        duration_s, transfer_s = np.empty(self.size), np.empty(self.half)
+        kept, extra_forward, extra_backward = np.empty((3, self.half))
+        for i, (module, chunks, units) in enumerate(zip(modules, self.placement.chunks, self.items, strict=True)):
+            for c, chunk in enumerate(chunks):
+                for size in set(units):
+                    cost = chunk_cost(module, (chunk.first, chunk.layers), size, knobs[i][c], self.memory)
+                    tasks = self.ids[i][np.flatnonzero(np.array(units) == size), c]
+                    duration_s[tasks], duration_s[self.half + tasks] = cost.forward_s, cost.backward_s
+                    transfer_s[tasks], kept[tasks] = module.transfer_s(size), cost.kept_bytes
+                    extra_forward[tasks], extra_backward[tasks] = cost.extra_forward_bytes, cost.extra_backward_bytes
         return replace(
             self,
+            modules=tuple(modules),
             knobs=knobs,
-            graph=self.graph._replace(duration_s=duration_s),
+            graph=self.graph._replace(duration_s=duration_s).with_transfers(self.rank_of_all, transfer_s),
             kept=kept,
             extra_forward=extra_forward,
             extra_backward=extra_backward,
         )
+
+    def with_knobs(self, knobs: Knobs) -> Tasks:
+        """The same tasks with other memory knobs: other durations and bytes."""
+        return self if knobs == self.knobs else self.with_costs(self.modules, knobs)
 
     def uniform_knobs(self, knob: Knob) -> Knobs:
         """The same knob for all chunks."""
@@ -221,28 +227,27 @@ def make_tasks(
         target += [ids[i][units, 0], half + ids[j][earlier_units, -1]]
     need_ptr, need_class, need_count = _needs(classes, items, dependent, placement)
     knobs: Knobs = tuple(tuple("keep" for _ in chunks) for chunks in placement.chunks)
-    unit_items = tuple(tuple(units) for units in items)
-    duration_s, kept, extra_forward, extra_backward = _costs(modules, placement, unit_items, memory, knobs, ids, half)
-    return Tasks(
+    uncosted = Tasks(
         modules=tuple(modules),
         placement=placement,
-        items=unit_items,
+        items=tuple(tuple(units) for units in items),
         ranks=ranks,
         memory=memory,
         knobs=knobs,
         ids=tuple(ids),
         rank=rank,
-        graph=make_graph(duration_s, source, target),
+        graph=make_graph(source, target, 2 * half),
         first_task=np.array(first_task),
         first_segment=np.array(first_segment),
         need_ptr=need_ptr,
         need_class=need_class,
         need_count=need_count,
         classes=tuple(classes),
-        kept=kept,
-        extra_forward=extra_forward,
-        extra_backward=extra_backward,
+        kept=_EMPTY,
+        extra_forward=_EMPTY,
+        extra_backward=_EMPTY,
     )
+    return uncosted.with_costs(modules, knobs)
 
 
 @dataclass(frozen=True)
@@ -255,6 +260,9 @@ class StepSettings:
         Items of each module.
     efficiency : float
         Share of the peak items per second that the rule's sub-micro-batches reach.
+    executable : bool
+        Only plans that torch.distributed.pipelining runs: equal sub-micro-batches, as many of each module, and a part
+        of a module on every rank. Of a single module, stage i is on rank i modulo ranks (Megatron-LM).
     """
 
     modules: Sequence[Module]
@@ -263,6 +271,32 @@ class StepSettings:
     memory: MemoryOptions
     links: ItemLinks
     efficiency: float
+    executable: bool = False
+
+    def equal_counts(self) -> list[int]:
+        """Numbers of sub-micro-batches into which the items of each module are divided equally."""
+        most = math.gcd(*self.batch)
+        return [count for count in range(1, most + 1) if most % count == 0]
+
+    def split(self, items: Items, module: int, count: int) -> Items:
+        """The items in another number of sub-micro-batches of a module, or of all where they must be equal."""
+        if self.executable:
+            count = max(equal for equal in self.equal_counts() if equal <= count)
+        changed = range(len(items)) if self.executable else (module,)
+        return tuple(
+            split_evenly(self.batch[i], count) if i in changed and self.batch[i] else units
+            for i, units in enumerate(items)
+        )
+
+    def allows(self, placement: Placement, items: Sequence[Sequence[int]]) -> bool:
+        """Whether a plan may have this placement and these sub-micro-batches."""
+        if not self.executable:
+            return True
+        used = [(units, chunks) for units, chunks in zip(items, placement.chunks, strict=True) if units]
+        ranks = [chunk.rank for _, chunks in used for chunk in chunks if chunk.layers]
+        equal = len({len(units) for units, _ in used}) == 1 and all(len({*units}) == 1 for units, _ in used)
+        cyclic = len(self.modules) > 1 or ranks == [i % self.ranks for i in range(len(ranks))]
+        return equal and cyclic and {*ranks} == {*range(self.ranks)}
 
     def tasks(self, placement: Placement, items: Sequence[Sequence[int]]) -> Tasks:
         """Tasks of the step with this placement and these sub-micro-batches."""
@@ -303,29 +337,6 @@ def _needs(
                     counts.append(last_unit[unit] + 1)
             ptr.append(len(needed))
     return np.array(ptr, np.int64), np.array(needed, np.int64), np.array(counts, np.int64)
-
-
-def _costs(
-    modules: Sequence[Module],
-    placement: Placement,
-    items: Sequence[tuple[int, ...]],
-    memory: MemoryOptions,
-    knobs: Knobs,
-    ids: Sequence[np.ndarray],
-    half: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Durations (shape (tasks,)); kept and extra bytes forward and backward (shape (forward tasks,))."""
-    duration_s = np.empty(2 * half)
-    kept, extra_forward, extra_backward = np.empty(half), np.empty(half), np.empty(half)
-    for i, (module, chunks, units) in enumerate(zip(modules, placement.chunks, items, strict=True)):
-        for c, chunk in enumerate(chunks):
-            for size in set(units):
-                cost = chunk_cost(module, (chunk.first, chunk.layers), size, knobs[i][c], memory)
-                tasks = ids[i][np.flatnonzero(np.array(units) == size), c]
-                duration_s[tasks], duration_s[half + tasks] = cost.forward_s, cost.backward_s
-                kept[tasks] = cost.kept_bytes
-                extra_forward[tasks], extra_backward[tasks] = cost.extra_forward_bytes, cost.extra_backward_bytes
-    return duration_s, kept, extra_forward, extra_backward
 
 
 _EMPTY = np.empty(0, np.int64)
@@ -423,47 +434,27 @@ def least_memory_orders(tasks: Tasks) -> list[list[int]]:
 def one_f_one_b_orders(tasks: Tasks, micro_batch: Sequence[Sequence[int]]) -> list[list[int]]:
     """1F1B order of each rank's tasks for a contiguous placement.
 
-    Rank r of P runs ``min(P - 1 - r, micro-batches)`` forward passes, then forward and backward passes alternately.
-
     ``micro_batch`` has the micro-batch of each unit, by module.
     """
-    ranks, half = tasks.ranks, tasks.half
-    count = 1 + max(max(units) for units in micro_batch if len(units))
-    stages: list[list[list[int]]] = [[[] for _ in range(count)] for _ in range(ranks)]
-    for i, _ in tasks.classes:
-        for unit, row in enumerate(tasks.ids[i]):
-            for t in row.tolist():
-                stages[int(tasks.rank[t])][micro_batch[i][unit]].append(t)
-    orders = []
-    for passes, stage in zip(one_f_one_b(ranks, ranks, count), stages, strict=True):
-        order: list[int] = []
-        for kind, _, m in passes:
-            order += stage[m] if kind == "F" else [half + t for t in reversed(stage[m])]
-        orders.append(order)
-    return orders
+    of_task, number = np.empty(tasks.half, np.int64), np.arange(tasks.half)
+    for grid, numbers in zip(tasks.ids, micro_batch, strict=True):
+        of_task[grid] = np.array(numbers, np.int64)[:, None]
+    places = one_f_one_b_places(tasks.rank, of_task, tasks.ranks, 1 + int(of_task.max()))
+    # Backward, the tasks of a micro-batch run in reverse.
+    order = np.lexsort((np.concatenate([number, -number]), np.concatenate(places), tasks.rank_of_all))
+    counts = np.bincount(tasks.rank_of_all, minlength=tasks.ranks)
+    return [part.tolist() for part in np.split(order, np.cumsum(counts)[:-1])]
 
 
-def sequence_by(tasks: Tasks, key: np.ndarray, prefix: np.ndarray = _EMPTY) -> np.ndarray:
-    """Segments by growing ``key``, each after those that it depends on.
-
-    Parameters
-    ----------
-    key : ndarray of float64, shape (segments,)
-    prefix : ndarray of int64, shape (fixed places,)
-        Class of each of the first places.
-
-    Returns
-    -------
-    ndarray of int64, shape (segments,)
-    """
+def sequence_by(tasks: Tasks, key: np.ndarray) -> np.ndarray:
+    """Segments by growing ``key``, each after those that it depends on; both of shape (segments,)."""
     sequence = np.empty(tasks.segments, np.int64)
-    complete(prefix, tasks.first_segment, tasks.need_ptr, tasks.need_class, tasks.need_count, key, sequence)
+    complete(tasks.first_segment, tasks.need_ptr, tasks.need_class, tasks.need_count, key, sequence)
     return sequence
 
 
 @jit
 def complete(
-    prefix: np.ndarray,
     first_segment: np.ndarray,
     need_ptr: np.ndarray,
     need_class: np.ndarray,
@@ -471,12 +462,10 @@ def complete(
     key: np.ndarray,
     sequence: np.ndarray,
 ) -> None:
-    """Complete an order of segments: always the allowed class whose next segment has the least key.
+    """Order of segments: always the allowed class whose next segment has the least key.
 
     Parameters
     ----------
-    prefix : ndarray of int64, shape (fixed places,)
-        Class (segment of a module) of each of the first places.
     first_segment : ndarray of int64, shape (classes + 1,)
         Segments of a class, one for each sub-micro-batch, in order.
     need_ptr, need_class, need_count : ndarray of int64
@@ -486,26 +475,22 @@ def complete(
     sequence : ndarray of int64, shape (segments,)
         Filled with the segments in order.
     """
-    classes = len(first_segment) - 1
-    done = np.zeros(classes, np.int64)
+    classes, done = len(first_segment) - 1, np.zeros(len(first_segment) - 1, np.int64)
     for place in range(len(sequence)):
         chosen = -1
-        if place < len(prefix):
-            chosen = prefix[place]
-        else:
-            least = np.inf
-            for c in range(classes):
-                segment = first_segment[c] + done[c]
-                if segment >= first_segment[c + 1] or key[segment] >= least:
-                    continue
-                allowed = True
-                for i in range(need_ptr[segment], need_ptr[segment + 1]):
-                    if done[need_class[i]] < need_count[i]:
-                        allowed = False
-                        break
-                if allowed:
-                    least = key[segment]
-                    chosen = c
+        least = np.inf
+        for c in range(classes):
+            segment = first_segment[c] + done[c]
+            if segment >= first_segment[c + 1] or key[segment] >= least:
+                continue
+            allowed = True
+            for i in range(need_ptr[segment], need_ptr[segment + 1]):
+                if done[need_class[i]] < need_count[i]:
+                    allowed = False
+                    break
+            if allowed:
+                least = key[segment]
+                chosen = c
         sequence[place] = first_segment[chosen] + done[chosen]
         done[chosen] += 1
 
@@ -533,19 +518,3 @@ def initial_keys(tasks: Tasks) -> list[np.ndarray]:
     by_module = np.array([place[int(i)] for i in modules], dtype=np.float64)
     by_class = np.repeat(np.arange(len(tasks.classes)), np.diff(tasks.first_segment)).astype(np.float64)
     return [by_share, by_share + by_module, by_share + by_class]
-
-
-def allowed_classes(tasks: Tasks, prefix: list[int]) -> list[int]:
-    """Classes that may follow a beginning of an order, given as the class of each place."""
-    done = [0] * len(tasks.classes)
-    for c in prefix:
-        done[c] += 1
-    allowed = []
-    for c in range(len(done)):
-        segment = int(tasks.first_segment[c]) + done[c]
-        if segment < tasks.first_segment[c + 1] and all(
-            done[tasks.need_class[i]] >= tasks.need_count[i]
-            for i in range(int(tasks.need_ptr[segment]), int(tasks.need_ptr[segment + 1]))
-        ):
-            allowed.append(c)
-    return allowed

@@ -397,8 +397,9 @@ def _fused_faults(request: FusedRequest, schedule: Mapping[str, Any]) -> list[st
     models = [
         model.model_copy(
             update={"forward": None, "backward": None, "forward_s": f.latency_s, "backward_s": b.latency_s}
+            | {"transfer": None, "transfer_s": t.latency_s}
         )
-        for model, (f, b) in zip(request.models, request.costs(), strict=True)
+        for model, (f, b, t) in zip(request.models, request.costs(), strict=True)
     ]
     return check_fused(request.model_copy(update={"models": models}), schedule)
 

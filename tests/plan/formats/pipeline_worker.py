@@ -1,8 +1,8 @@
 """Runs schedules of ``torch.distributed.pipelining`` on forked processes and compares them with the whole module.
 
-``python pipeline_worker.py CASES.json``: a list of ``{"csv": path, "ranks": n, "micro_batches": m}``. It prints the
-losses and the largest differences as JSON. Processes are forked, so torch is imported once; they meet in a file, so no
-port is chosen.
+``python pipeline_worker.py CASES.json``: a list of ``{"csv": paths, "ranks": n, "micro_batches": m}``. A rank runs the
+schedules of several models one after the other. It prints the last loss and the largest difference as JSON. Processes
+are forked, so torch is imported once; they meet in a file, so no port is chosen.
 """
 
 from __future__ import annotations
@@ -47,19 +47,21 @@ def batch(micro_batches: int) -> tuple[torch.Tensor, torch.Tensor]:
 def work(case: dict[str, Any], rank: int, folder: Path) -> None:
     """One rank: load the schedule, run a step, save loss and gradients."""
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=case["ranks"])
-    local = stages_of(case["csv"])
-    total = sum(map(len, local))
-    blocks = network(total)
-    parts = [PipelineStage(blocks[s], s, total, torch.device("cpu")) for s in local[rank]]
-    schedule = _PipelineScheduleRuntime(parts, case["micro_batches"], loss_fn=nn.functional.mse_loss)
-    schedule._load_csv(case["csv"])  # torch checks the order and derives the communication
-    _check_progress(schedule)
-    inputs, targets = batch(case["micro_batches"])
-    losses: list[torch.Tensor] = []
-    arguments = (inputs,) if 0 in local[rank] else ()
-    last = {"target": targets, "losses": losses} if total - 1 in local[rank] else {}
-    schedule.step(*arguments, **last)
-    gradients = {f"{s}.{name}": p.grad for s in local[rank] for name, p in blocks[s].named_parameters()}
+    gradients: dict[str, torch.Tensor] = {}
+    for number, path in enumerate(case["csv"]):
+        local = stages_of(path)
+        total = sum(map(len, local))
+        blocks = network(total)
+        parts = [PipelineStage(blocks[s], s, total, torch.device("cpu")) for s in local[rank]]
+        schedule = _PipelineScheduleRuntime(parts, case["micro_batches"], loss_fn=nn.functional.mse_loss)
+        schedule._load_csv(path)  # torch checks the order and derives the communication
+        _check_progress(schedule)
+        inputs, targets = batch(case["micro_batches"])
+        losses: list[torch.Tensor] = []
+        arguments = (inputs,) if 0 in local[rank] else ()
+        last = {"target": targets, "losses": losses} if total - 1 in local[rank] else {}
+        schedule.step(*arguments, **last)
+        gradients |= {f"{number}.{s}.{name}": p.grad for s in local[rank] for name, p in blocks[s].named_parameters()}
     loss = torch.stack(losses).mean().item() if losses else None
     torch.save({"loss": loss, "gradients": gradients}, folder / f"{rank}.pt")
     dist.barrier()
@@ -96,12 +98,14 @@ def run(case: dict[str, Any]) -> dict[str, float]:
         if any(codes):
             raise RuntimeError(f"exit codes of the ranks: {codes}")
         saved = [torch.load(folder / f"{rank}.pt") for rank in range(case["ranks"])]
-    blocks = network(sum(map(len, stages_of(case["csv"]))))
-    inputs, targets = batch(case["micro_batches"])
-    loss = nn.functional.mse_loss(nn.Sequential(*blocks)(inputs), targets)
-    loss.backward()
+    expected: dict[str, torch.Tensor] = {}
+    for number, path in enumerate(case["csv"]):
+        blocks = network(sum(map(len, stages_of(path))))
+        inputs, targets = batch(case["micro_batches"])
+        loss = nn.functional.mse_loss(nn.Sequential(*blocks)(inputs), targets)
+        loss.backward()
+        expected |= {f"{number}.{name}": p.grad for name, p in blocks.named_parameters()}
     gradients = {name: g for item in saved for name, g in item["gradients"].items()}
-    expected = {name: p.grad for name, p in blocks.named_parameters()}
     assert gradients.keys() == expected.keys()
     return {
         "loss": next(item["loss"] for item in saved if item["loss"] is not None),

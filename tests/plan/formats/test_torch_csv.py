@@ -13,6 +13,7 @@ import pytest
 from cdmpp import make_plan
 from cdmpp.errors import FieldError
 from cdmpp.plan.formats import export_plan, import_request
+from cdmpp.plan.fused.schema import FusedPlan
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -47,6 +48,19 @@ CASES: dict[str, tuple[str, dict[str, Any], int, int]] = {
 }
 
 
+#: Two models, which every rank runs one after the other.
+IN_TURN: dict[str, Any] = {
+    "models": [
+        {"stages": 4, "micro_batches": 4, **STAGE},
+        {"stages": 4, "micro_batches": 4, "forward_s": 0.5, "backward_s": 1.0, "direction": "up"},
+    ],
+    "ranks": 4,
+    "executable": True,
+    "max_steps": 64,
+    "budget_s": 60,
+}
+
+
 def exported(kind: str, request: dict[str, Any]) -> str:
     """The schedule of a request's plan."""
     return export_plan("torch-csv", kind, request, make_plan(kind, request)).text
@@ -59,7 +73,13 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float
     for name, (kind, request, ranks, micro_batches) in CASES.items():
         path = folder / f"{name}.csv"
         path.write_text(exported(kind, request))
-        cases.append({"csv": str(path), "ranks": ranks, "micro_batches": micro_batches})
+        cases.append({"csv": [str(path)], "ranks": ranks, "micro_batches": micro_batches})
+    plan = make_plan("pipeline", IN_TURN)
+    paths = []
+    for model in FusedPlan.model_validate(plan).sequence() or ():
+        paths.append(folder / f"model{model}.csv")
+        paths[-1].write_text(export_plan("torch-csv", "pipeline", IN_TURN, plan, model=model).text)
+    cases.append({"csv": list(map(str, paths)), "ranks": 4, "micro_batches": 4})
     listed = folder / "cases.json"
     listed.write_text(json.dumps(cases))
     worker = Path(__file__).with_name("pipeline_worker.py")
@@ -67,10 +87,10 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float
         [sys.executable, str(worker), str(listed)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert done.returncode == 0, done.stderr
-    return dict(zip(CASES, json.loads(done.stdout), strict=True))
+    return dict(zip([*CASES, "models in turn"], json.loads(done.stdout), strict=True))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, "models in turn"])
 def test_pipelined_step_equals_the_whole_module(name: str, steps: dict[str, dict[str, float]]) -> None:
     step = steps[name]
     assert step["loss"] == pytest.approx(step["expected_loss"], rel=1e-5)

@@ -110,6 +110,7 @@ def test_the_request_chooses_a_bucket_size() -> None:
     assert [(choice["bucket_bytes"], choice["buckets"], choice["iteration_s"]) for choice in answer["choices"]] == [
         (8.0, 1, 10.0),
         (1.0, 2, 8.0),
+        (0.0, 2, 8.0),
         (25 * 2**20, 1, 10.0),
     ]
     assert answer["baselines"] == {
