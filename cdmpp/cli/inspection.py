@@ -35,10 +35,10 @@ def inspect(
 
         print_json({"feature_schema": SCHEMA_HASH, "programs": described})
         return
-    for i, program in enumerate(described):
+    for i, fields in enumerate(described):
         if i:
             print()
-        _print(program)
+        _print(fields)
 
 
 def describe(program: TensorProgram) -> dict[str, Any]:
