@@ -1,0 +1,145 @@
+"""Boosters: trees that correct the network where training had rows of the same framework, protocol and family.
+
+An ensemble adds its trees' outputs to the log of the predicted seconds. It reads the network's inputs. Only numpy is
+needed to load it; :func:`tree_graph` gives an ensemble to ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from safetensors.numpy import load, save
+
+from cdmpp.model.nn.inputs import INPUT_WIDTH
+from cdmpp.programs.operators import operator_family
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Columns that trees read: the network's inputs, the device's index in the network's embedding, the operator's index
+#: in :attr:`Trees.operators`.
+COLUMNS = INPUT_WIDTH + 2
+#: ``feature`` of a leaf.
+LEAF = 255
+#: Values of leaves are multiples of this, so that their sum in float32 does not depend on the order of the trees.
+LEAF_STEP = 2.0**-14
+_ARRAYS = ("size", "feature", "left", "value")
+
+
+class Group(NamedTuple):
+    """Queries that one ensemble corrects; framework "" where it is not stated."""
+
+    framework: str
+    protocol: str
+    family: str
+
+    @classmethod
+    def of(cls, operator: str, protocol: str, framework: str) -> Group:
+        """Group of a query for a library kernel."""
+        return cls(framework, protocol, operator_family(operator))
+
+
+@dataclass(frozen=True, eq=False)
+class Trees:
+    """One ensemble.
+
+    Attributes
+    ----------
+    size : uint8, (trees,)
+        Number of nodes of each tree. The first node of a tree is its root.
+    feature : uint8, (nodes,)
+        Column that a node compares; :data:`LEAF` in a leaf.
+    left : uint8, (nodes,)
+        Node of the tree for rows below the threshold; the next node has the other rows. 0 in a leaf.
+    value : float32, (nodes,)
+        Threshold, or a leaf's output.
+    operators : sequence of str
+        Operators of the training rows.
+    reach : float
+        Largest correction of the log latency.
+    width : float
+        Factor on the distance of the network's quantiles from the median.
+    """
+
+    size: Array
+    feature: Array
+    left: Array
+    value: Array
+    operators: Sequence[str]
+    reach: float
+    width: float
+
+
+class Boosters:
+    """Ensembles by the group of queries that each corrects.
+
+    Parameters
+    ----------
+    groups : dict of Group to Trees
+    """
+
+    def __init__(self, groups: dict[Group, Trees]) -> None:
+        self.trees = tuple(groups.values())
+        self.index = {group: i for i, group in enumerate(groups)}
+
+    def save(self) -> bytes:
+        """The content of a safetensors file."""
+        tensors, groups = {}, []
+        for group, i in self.index.items():
+            trees = self.trees[i]
+            tensors |= {f"{i}.{name}": getattr(trees, name) for name in _ARRAYS}
+            groups.append([*group, list(trees.operators), trees.reach, trees.width])
+        return save(tensors, {"format": "cdmpp", "groups": json.dumps(groups)})
+
+    @classmethod
+    def load(cls, content: bytes) -> Self:
+        """Inverse of :meth:`save`."""
+        tensors = load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        groups = {}
+        for i, (*names, operators, reach, width) in enumerate(json.loads(header["__metadata__"]["groups"])):
+            arrays = (tensors[f"{i}.{name}"] for name in _ARRAYS)
+            groups[Group(*names)] = Trees(*arrays, tuple(operators), float(reach), float(width))
+        return cls(groups)
+
+
+def tree_columns(queries: Array, embedding: Array, operator: Array) -> Array:
+    """Columns that trees read, float32, (n, COLUMNS), from the network's inputs and two indices."""
+    return np.column_stack([queries, embedding.astype(np.float32), operator.astype(np.float32)])
+
+
+def tree_graph(trees: Trees) -> bytes:
+    """An ONNX graph of an ensemble: from ``columns``, (n, COLUMNS), to ``correction``, (n, 1)."""
+    from onnx import TensorProto, helper
+
+    size = trees.size.astype(np.int64)
+    tree = np.repeat(np.arange(len(size)), size)
+    node = np.arange(len(tree)) - np.repeat(np.cumsum(size) - size, size)
+    is_leaf, left = trees.feature == LEAF, trees.left.astype(np.int64)
+    ensemble = helper.make_node(
+        "TreeEnsembleRegressor",
+        ["columns"],
+        ["correction"],
+        domain="ai.onnx.ml",
+        n_targets=1,
+        nodes_treeids=tree.tolist(),
+        nodes_nodeids=node.tolist(),
+        nodes_featureids=np.where(is_leaf, 0, trees.feature).tolist(),
+        nodes_values=trees.value.tolist(),
+        nodes_modes=np.where(is_leaf, "LEAF", "BRANCH_LT").tolist(),
+        nodes_truenodeids=left.tolist(),
+        nodes_falsenodeids=np.where(is_leaf, 0, left + 1).tolist(),
+        target_treeids=tree[is_leaf].tolist(),
+        target_nodeids=node[is_leaf].tolist(),
+        target_ids=[0] * int(is_leaf.sum()),
+        target_weights=trees.value[is_leaf].tolist(),
+    )
+    columns = helper.make_tensor_value_info("columns", TensorProto.FLOAT, [None, COLUMNS])
+    correction = helper.make_tensor_value_info("correction", TensorProto.FLOAT, [None, 1])
+    graph = helper.make_graph([ensemble], "boosters", [columns], [correction])
+    opsets = [helper.make_opsetid("ai.onnx.ml", 3), helper.make_opsetid("", 20)]
+    model: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()
+    return model

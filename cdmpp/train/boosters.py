@@ -1,0 +1,187 @@
+"""Fitting of boosters (:mod:`cdmpp.model.nn.boosters`) to the network's residuals."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cdmpp.model.domain.calibration import fit_factor
+from cdmpp.model.domain.score import Context
+from cdmpp.model.inference.boosting import boost, booster_code
+from cdmpp.model.nn.batch import NetworkInputs, predict_rows
+from cdmpp.model.nn.boosters import LEAF, LEAF_STEP, Boosters, Group, Trees, tree_columns
+from cdmpp.model.nn.network import LatencyNetwork
+from cdmpp.model.nn.rows import distinct_rows
+from cdmpp.model.raw_predictions import RawPredictions
+from cdmpp.programs.query_options import BACKENDS, PROTOCOLS, framework_name
+from cdmpp.train.dataset import Dataset, MeasuredRows
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: Trees of an ensemble at most, leaves of a tree, share of a tree's correction that counts.
+TREES, LEAVES, RATE = 240, 96, 0.12
+#: Training rows of an ensemble: at least, and at most, a seeded sample of them. Validation rows at least.
+MIN_ROWS, MAX_ROWS, MIN_HELD = 1000, 600_000, 20
+#: Validation rows that the width of a group's intervals is fitted to, at least.
+MIN_CALIBRATION = 200
+#: Relative errors below this count less: the loss is quadratic there.
+SMOOTH = 0.05
+#: Trees without a gain on validation rows after which a fit ends.
+PATIENCE = 20
+#: Share of the training rows' corrections that are within an ensemble's reach.
+REACH = 0.999
+
+
+@dataclass(frozen=True)
+class RowPredictor:
+    """Predicts rows of a dataset with the network and, where it has some, its boosters.
+
+    Attributes
+    ----------
+    network : LatencyNetwork
+    inputs : NetworkInputs
+    dataset : Dataset
+    embedding : (devices,) int
+        For each device of the dataset, its index in the network's embedding (0: not trained on).
+    contexts : frozenset of str
+        :attr:`cdmpp.model.domain.score.Domain.contexts` of the training rows.
+    boosters : Boosters, optional
+    """
+
+    network: LatencyNetwork
+    inputs: NetworkInputs
+    dataset: Dataset
+    embedding: Array
+    contexts: frozenset[str]
+    boosters: Boosters | None = None
+
+    def __call__(self, rows: MeasuredRows, *, known: bool = True) -> tuple[Array, Array]:
+        """:func:`cdmpp.model.nn.batch.predict_rows` of rows, corrected where training had their contexts."""
+        point, levels = predict_rows(self.network, self.inputs, rows, known=known, embedding=self.embedding)
+        if self.boosters is not None and known:
+            contexts, context = self.contexts_of(rows)
+            code = np.array([booster_code(self.boosters, self.contexts, each) for each in contexts])[context]
+            queries = self.inputs.queries(rows)[0]
+            boost(self.boosters, RawPredictions(point, levels), queries, self.embedding[rows.device], code)
+        return point, levels
+
+    def contexts_of(self, rows: MeasuredRows) -> tuple[list[Context], Array]:
+        """Distinct contexts of rows, and each row's index among them."""
+        kind = self.dataset.kind[rows.program]
+        columns = [rows.device, kind, rows.protocol, rows.backend, rows.framework]
+        first, inverse = distinct_rows(columns)
+        names, kinds = [device.name for device in self.dataset.devices], self.dataset.kinds
+        contexts = [
+            Context(names[device], *kinds[of], PROTOCOLS[protocol], BACKENDS[backend], framework_name(framework))
+            for device, of, protocol, backend, framework in np.stack([c[first] for c in columns], axis=1).tolist()
+        ]
+        return contexts, inverse
+
+
+def fit_boosters(predict: RowPredictor, index: Array, seed: int) -> Boosters:
+    """Fit an ensemble for each group of library kernels.
+
+    Parameters
+    ----------
+    predict : RowPredictor
+        The network, without boosters.
+    index : (n,) int
+        Training rows. The validation rows of their contexts decide the number of trees and the width of intervals.
+    """
+    dataset = predict.dataset
+    index = np.concatenate([index, np.flatnonzero(dataset.rows.part == 1)])
+    rows = dataset.rows.take(index)
+    contexts, context = predict.contexts_of(rows)
+    used = [c.backend == BACKENDS[0] and c.launch_key() in predict.contexts for c in contexts]
+    of = [Group.of(c.operator, c.protocol, c.framework) if use else None for c, use in zip(contexts, used, strict=True)]
+    groups = sorted(set(filter(None, of)))
+    code = np.array([groups.index(group) if group else -1 for group in of])[context]
+    fitted = {}
+    for number, group in enumerate(groups):
+        rng = np.random.default_rng([seed, 7, number])
+        train, held = (np.flatnonzero((code == number) & (rows.part == part)) for part in (0, 1))
+        if len(train) < MIN_ROWS or len(held) < MIN_HELD:
+            continue
+        train = np.sort(rng.choice(train, min(len(train), MAX_ROWS), replace=False))
+        operators = tuple(sorted({contexts[each].operator for each in np.unique(context[train]).tolist()}))
+        numbers = np.array([operators.index(c.operator) if c.operator in operators else -1 for c in contexts])
+        held = held[numbers[context[held]] >= 0]
+        sets: list[Array] = []
+        for chosen in (train, held):
+            part = rows.take(chosen)
+            columns = tree_columns(
+                predict.inputs.queries(part)[0], predict.embedding[part.device], numbers[context[chosen]]
+            )
+            sets += [columns, part.log_latency - predict(part)[0]]
+        trees = fit_trees(*sets, operators=operators, seed=seed)
+        if trees is not None:
+            fitted[group] = trees
+            if len(held) >= MIN_CALIBRATION:
+                part = rows.take(held)
+                levels = replace(predict, boosters=Boosters({group: trees}))(part)[1]
+                fitted[group] = replace(trees, width=round(fit_factor(part.log_latency, levels), 4))
+    return Boosters(fitted)
+
+
+def relative_loss(residual: Array, correction: Array) -> tuple[Array, Array]:
+    """Gradient and curvature of a smooth mean relative error, as XGBoost's interface of scikit-learn wants them.
+
+    The library's own pseudo-Huber loss on the logarithm estimates the median, whose relative error is larger where
+    measurements scatter.
+    """
+    log_ratio = np.clip(correction - residual, -3, 3)
+    weight = 1 / np.sqrt(1 + (np.expm1(log_ratio) / SMOOTH) ** 2)
+    return weight * np.expm1(log_ratio) * np.exp(log_ratio), weight * np.exp(2 * log_ratio)
+
+
+def relative_error(residual: Array, correction: Array) -> float:
+    """Mean relative error of corrected predictions."""
+    return float(np.abs(np.expm1(correction - residual)).mean())
+
+
+def fit_trees(
+    columns: Array, residual: Array, held_columns: Array, held_residual: Array, *, operators: tuple[str, ...], seed: int
+) -> Trees | None:
+    """Fit one ensemble to log residuals; None where it does not lower the error on the held-out rows."""
+    from xgboost import XGBRegressor
+
+    model = XGBRegressor(
+        n_estimators=TREES,
+        max_leaves=LEAVES,
+        max_depth=10,
+        grow_policy="lossguide",
+        learning_rate=RATE,
+        min_child_weight=3,
+        subsample=0.8,
+        colsample_bytree=0.6,
+        tree_method="hist",
+        objective=relative_loss,
+        max_delta_step=0.3,
+        base_score=0.0,
+        eval_metric=relative_error,
+        early_stopping_rounds=PATIENCE,
+        n_jobs=1,
+        random_state=seed,
+    )
+    model.fit(columns, residual, eval_set=[(held_columns, held_residual)], verbose=False)
+    if model.best_score >= relative_error(held_residual, np.zeros(len(held_residual))):
+        return None
+    booster = model.get_booster()[: model.best_iteration + 1]
+    found = json.loads(booster.save_raw("json"))["learner"]["gradient_booster"]["model"]["trees"]
+    names = ("left_children", "right_children", "split_indices", "split_conditions")
+    left, right, feature, value = (np.concatenate([np.array(tree[name]) for tree in found]) for name in names)
+    is_leaf = left < 0
+    if not np.array_equal(right[~is_leaf], left[~is_leaf] + 1):
+        raise AssertionError("XGBoost does not number the two children of a node one after the other")
+    return Trees(
+        np.array([len(tree["left_children"]) for tree in found], dtype=np.uint8),
+        np.where(is_leaf, LEAF, feature).astype(np.uint8),
+        np.where(is_leaf, 0, left).astype(np.uint8),
+        np.where(is_leaf, np.rint(value / LEAF_STEP) * LEAF_STEP, value).astype(np.float32),
+        operators,
+        reach=round(float(np.quantile(np.abs(booster.inplace_predict(columns)), REACH)), 4),
+        width=1.0,
+    )
