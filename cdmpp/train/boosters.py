@@ -1,4 +1,4 @@
-"""Fitting of boosters (:mod:`cdmpp.model.nn.boosters`) to the network's residuals."""
+"""Fitting of boosters (:mod:`cdmpp.model.boosters`) to the network's residuals."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from cdmpp.model.boosters import LEAF, LEAF_STEP, Boosters, Group, Trees, tree_columns
 from cdmpp.model.domain.calibration import fit_factor
 from cdmpp.model.domain.score import Context
 from cdmpp.model.inference.boosting import boost, booster_code
 from cdmpp.model.nn.batch import NetworkInputs, predict_rows
-from cdmpp.model.nn.boosters import LEAF, LEAF_STEP, Boosters, Group, Trees, tree_columns
 from cdmpp.model.nn.network import LatencyNetwork
 from cdmpp.model.nn.rows import distinct_rows
 from cdmpp.model.raw_predictions import RawPredictions
@@ -21,8 +21,10 @@ from cdmpp.train.dataset import Dataset, MeasuredRows
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-#: Trees of an ensemble at most, leaves of a tree, share of a tree's correction that counts.
-TREES, LEAVES, RATE = 240, 96, 0.12
+#: Trees of an ensemble at most, and training rows per leaf of a tree with its bounds.
+TREES, LEAF_ROWS, LEAVES = 300, 600, (31, 127)
+#: Share of a tree's correction that counts, with so many training rows; it goes with their root, within bounds.
+RATE, RATE_ROWS, RATES = 0.12, 60_000, (0.1, 0.35)
 #: Training rows of an ensemble: at least, and at most, a seeded sample of them. Validation rows at least.
 MIN_ROWS, MAX_ROWS, MIN_HELD = 1000, 600_000, 20
 #: Validation rows that the width of a group's intervals is fitted to, at least.
@@ -95,8 +97,7 @@ def fit_boosters(predict: RowPredictor, index: Array, seed: int) -> Boosters:
     index = np.concatenate([index, np.flatnonzero(dataset.rows.part == 1)])
     rows = dataset.rows.take(index)
     contexts, context = predict.contexts_of(rows)
-    used = [c.backend == BACKENDS[0] and c.launch_key() in predict.contexts for c in contexts]
-    of = [Group.of(c.operator, c.protocol, c.framework) if use else None for c, use in zip(contexts, used, strict=True)]
+    of = [Group.of(each) if each.launch_key() in predict.contexts else None for each in contexts]
     groups = sorted(set(filter(None, of)))
     code = np.array([groups.index(group) if group else -1 for group in of])[context]
     fitted = {}
@@ -150,10 +151,10 @@ def fit_trees(
 
     model = XGBRegressor(
         n_estimators=TREES,
-        max_leaves=LEAVES,
+        max_leaves=int(np.clip(len(columns) // LEAF_ROWS, *LEAVES)),
         max_depth=10,
         grow_policy="lossguide",
-        learning_rate=RATE,
+        learning_rate=float(np.clip(RATE * (len(columns) / RATE_ROWS) ** 0.5, *RATES)),
         min_child_weight=3,
         subsample=0.8,
         colsample_bytree=0.6,
@@ -176,11 +177,14 @@ def fit_trees(
     is_leaf = left < 0
     if not np.array_equal(right[~is_leaf], left[~is_leaf] + 1):
         raise AssertionError("XGBoost does not number the two children of a node one after the other")
+    value = np.where(is_leaf, np.rint(value / LEAF_STEP) * LEAF_STEP, value).astype(np.float32)
+    numbers, number = np.unique(value, return_inverse=True)
     return Trees(
         np.array([len(tree["left_children"]) for tree in found], dtype=np.uint8),
         np.where(is_leaf, LEAF, feature).astype(np.uint8),
         np.where(is_leaf, 0, left).astype(np.uint8),
-        np.where(is_leaf, np.rint(value / LEAF_STEP) * LEAF_STEP, value).astype(np.float32),
+        number.astype(np.uint16),  # at most the library's 256 thresholds of a column, and the steps of a leaf
+        numbers,
         operators,
         reach=round(float(np.quantile(np.abs(booster.inplace_predict(columns)), REACH)), 4),
         width=1.0,

@@ -1,4 +1,4 @@
-"""Trees that correct a network: fitted to its residuals, stored with the model, applied to queries as those of training."""
+"""Trees that correct a network: fitted to residuals, stored with the model, applied to queries of trained contexts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from cdmpp.errors import ArtifactError
 from cdmpp.model.artifact.folder import BOOSTERS
 from cdmpp.model.artifact.load import load_artifact
+from cdmpp.model.boosters import COLUMNS, Boosters, Group, Trees
 from cdmpp.model.inference.boosting import boost
-from cdmpp.model.nn.boosters import COLUMNS, Boosters, Group, Trees
 from cdmpp.model.nn.config import LEVELS, NetworkConfig
 from cdmpp.model.nn.inputs import INPUT_WIDTH
 from cdmpp.model.raw_predictions import RawPredictions
@@ -29,7 +29,7 @@ from cdmpp.train.config import DataConfig, FinishConfig, TrainConfig
 from cdmpp.train.options import OptimiserConfig
 from cdmpp.train.run import train_model
 
-GROUP = Group("vllm", "graph", "gemm")
+GROUP = Group("vllm", "graph", "gemm", False)
 MEDIAN = LEVELS.index(0.5)
 
 
@@ -83,7 +83,7 @@ def test_no_trees_where_the_residual_is_noise() -> None:
 def test_stored_boosters_are_the_same() -> None:
     trees, columns, _ = fitted()
     other = replace(trees, operators=("linear",), width=0.25)
-    before = Boosters({GROUP: trees, Group("", "kernel", "gemm"): other})
+    before = Boosters({GROUP: trees, Group("", "kernel", "gemm", True): other})
     after = Boosters.load(before.save())
     assert after.index == before.index and after.trees[1].operators == ("linear",) and after.trees[1].width == 0.25
     assert np.array_equal(boosted(after.trees[0], columns).point, boosted(trees, columns).point)

@@ -19,7 +19,7 @@ from cdmpp.utils.files import MAX_REQUEST_BYTES, parse_json, read_bytes
 
 FORMAT_VERSION = 1
 TENSORS, MANIFEST = "model.safetensors", "manifest.json"
-#: File of :class:`cdmpp.model.nn.boosters.Boosters`, where a model has some.
+#: File of :class:`cdmpp.model.boosters.Boosters`, where a model has some.
 BOOSTERS = "boosters.safetensors"
 #: File of the full error table; the manifest has a summary.
 ERROR_TABLE = "errors.json"

@@ -11,9 +11,9 @@ from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.registry import lookup_board
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.model.adapter import Adapter
+from cdmpp.model.boosters import Boosters
 from cdmpp.model.collectives.model import CollectiveModel
 from cdmpp.model.domain.score import Domain
-from cdmpp.model.nn.boosters import Boosters
 from cdmpp.model.nn.config import NetworkConfig
 from cdmpp.model.nn.weights import Weights
 

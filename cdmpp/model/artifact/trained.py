@@ -41,9 +41,9 @@ from cdmpp.model.artifact.folder import (
     write_folder,
 )
 from cdmpp.model.artifact.model import Artifact
+from cdmpp.model.boosters import Boosters
 from cdmpp.model.collectives.store import read_model
 from cdmpp.model.domain.score import Domain
-from cdmpp.model.nn.boosters import Boosters
 from cdmpp.model.nn.config import LEVELS, NetworkConfig, UnsupportedOptionError
 from cdmpp.model.nn.inputs import QUERY_COLUMNS, SUMMARY_COLUMNS
 from cdmpp.model.nn.weights import Weights, network_columns

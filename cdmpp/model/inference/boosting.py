@@ -1,4 +1,4 @@
-"""Application of boosters (:mod:`cdmpp.model.nn.boosters`) to the network's output."""
+"""Application of boosters (:mod:`cdmpp.model.boosters`) to the network's output."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cdmpp.model.boosters import Boosters, Group, Trees, tree_columns, tree_graph
 from cdmpp.model.domain.score import Context
 from cdmpp.model.inference.engine import session_of
-from cdmpp.model.nn.boosters import Boosters, Group, Trees, tree_columns, tree_graph
 from cdmpp.model.nn.config import LEVELS
 from cdmpp.model.raw_predictions import RawPredictions
-from cdmpp.programs.query_options import BACKENDS
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -40,8 +39,9 @@ def booster_code(boosters: Boosters, contexts: frozenset[str], context: Context)
     context : Context
         The device is "" where training did not have it.
     """
-    index = boosters.index.get(Group.of(context.operator, context.protocol, context.framework))
-    if index is None or context.backend != BACKENDS[0] or context.launch_key() not in contexts:
+    group = Group.of(context)
+    index = boosters.index.get(group) if group else None
+    if index is None or context.launch_key() not in contexts:
         return -1
     operators = boosters.trees[index].operators
     return index * _OPERATORS + operators.index(context.operator) if context.operator in operators else -1

@@ -1,4 +1,4 @@
-"""Boosters: trees that correct the network where training had rows of the same framework, protocol and family.
+"""Boosters: trees that correct the network where training had rows of the query's context.
 
 An ensemble adds its trees' outputs to the log of the predicted seconds. It reads the network's inputs. Only numpy is
 needed to load it; :func:`tree_graph` gives an ensemble to ONNX Runtime.
@@ -14,8 +14,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from safetensors.numpy import load, save
 
+from cdmpp.model.domain.score import Context
 from cdmpp.model.nn.inputs import INPUT_WIDTH
 from cdmpp.programs.operators import operator_family
+from cdmpp.programs.query_options import BACKENDS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -26,20 +28,35 @@ COLUMNS = INPUT_WIDTH + 2
 LEAF = 255
 #: Values of leaves are multiples of this, so that their sum in float32 does not depend on the order of the trees.
 LEAF_STEP = 2.0**-14
-_ARRAYS = ("size", "feature", "left", "value")
+_ARRAYS = ("size", "feature", "left", "value", "numbers")
+#: Element types of which the tables have most rows.
+WIDE = ("float32", "float16", "bfloat16")
 
 
 class Group(NamedTuple):
-    """Queries that one ensemble corrects; framework "" where it is not stated."""
+    """Queries that one ensemble corrects.
+
+    Attributes
+    ----------
+    framework : str
+        "" where it is not stated.
+    protocol, family : str
+    narrow : bool
+        Whether an operand has another type than :data:`WIDE`.
+    """
 
     framework: str
     protocol: str
     family: str
+    narrow: bool
 
     @classmethod
-    def of(cls, operator: str, protocol: str, framework: str) -> Group:
-        """Group of a query for a library kernel."""
-        return cls(framework, protocol, operator_family(operator))
+    def of(cls, context: Context) -> Group | None:
+        """Group of a query for a library kernel; None for another program."""
+        if context.backend != BACKENDS[0]:
+            return None
+        family = operator_family(context.operator)
+        return cls(context.framework, context.protocol, family, context.dtype not in WIDE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +71,9 @@ class Trees:
         Column that a node compares; :data:`LEAF` in a leaf.
     left : uint8, (nodes,)
         Node of the tree for rows below the threshold; the next node has the other rows. 0 in a leaf.
-    value : float32, (nodes,)
-        Threshold, or a leaf's output.
+    value : uint16, (nodes,)
+        Index of the threshold, or of a leaf's output, in ``numbers``.
+    numbers : float32, (.,)
     operators : sequence of str
         Operators of the training rows.
     reach : float
@@ -68,6 +86,7 @@ class Trees:
     feature: Array
     left: Array
     value: Array
+    numbers: Array
     operators: Sequence[str]
     reach: float
     width: float
@@ -119,6 +138,7 @@ def tree_graph(trees: Trees) -> bytes:
     tree = np.repeat(np.arange(len(size)), size)
     node = np.arange(len(tree)) - np.repeat(np.cumsum(size) - size, size)
     is_leaf, left = trees.feature == LEAF, trees.left.astype(np.int64)
+    value = trees.numbers[trees.value]
     ensemble = helper.make_node(
         "TreeEnsembleRegressor",
         ["columns"],
@@ -128,14 +148,14 @@ def tree_graph(trees: Trees) -> bytes:
         nodes_treeids=tree.tolist(),
         nodes_nodeids=node.tolist(),
         nodes_featureids=np.where(is_leaf, 0, trees.feature).tolist(),
-        nodes_values=trees.value.tolist(),
+        nodes_values=value.tolist(),
         nodes_modes=np.where(is_leaf, "LEAF", "BRANCH_LT").tolist(),
         nodes_truenodeids=left.tolist(),
         nodes_falsenodeids=np.where(is_leaf, 0, left + 1).tolist(),
         target_treeids=tree[is_leaf].tolist(),
         target_nodeids=node[is_leaf].tolist(),
         target_ids=[0] * int(is_leaf.sum()),
-        target_weights=trees.value[is_leaf].tolist(),
+        target_weights=value[is_leaf].tolist(),
     )
     columns = helper.make_tensor_value_info("columns", TensorProto.FLOAT, [None, COLUMNS])
     correction = helper.make_tensor_value_info("correction", TensorProto.FLOAT, [None, 1])
