@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,8 @@ from cdmpp.programs.query_options import BACKENDS, PROTOCOLS, framework_name
 from cdmpp.train.dataset import Dataset, MeasuredRows
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+logger = logging.getLogger(__name__)
 
 #: Trees of an ensemble at most, and training rows per leaf of a tree with its bounds.
 TREES, LEAF_ROWS, LEAVES = 300, 600, (31, 127)
@@ -118,6 +121,7 @@ def fit_boosters(predict: RowPredictor, index: Array, seed: int) -> Boosters:
             )
             sets += [columns, part.log_latency - predict(part)[0]]
         trees = fit_trees(*sets, operators=operators, seed=seed)
+        logger.info("boosters of %s: %s rows, %s trees", group, f"{len(train):,}", len(trees.size) if trees else "no")
         if trees is not None:
             fitted[group] = trees
             if len(held) >= MIN_CALIBRATION:
