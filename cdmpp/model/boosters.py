@@ -132,31 +132,31 @@ def tree_columns(queries: Array, embedding: Array, operator: Array) -> Array:
 
 def tree_graph(trees: Trees) -> bytes:
     """An ONNX graph of an ensemble: from ``columns``, (n, COLUMNS), to ``correction``, (n, 1)."""
-    from onnx import TensorProto, helper
+    from onnx import AttributeProto, TensorProto, helper
 
     size = trees.size.astype(np.int64)
     tree = np.repeat(np.arange(len(size)), size)
     node = np.arange(len(tree)) - np.repeat(np.cumsum(size) - size, size)
-    is_leaf, left = trees.feature == LEAF, trees.left.astype(np.int64)
-    value = trees.numbers[trees.value]
-    ensemble = helper.make_node(
-        "TreeEnsembleRegressor",
-        ["columns"],
-        ["correction"],
-        domain="ai.onnx.ml",
-        n_targets=1,
-        nodes_treeids=tree.tolist(),
-        nodes_nodeids=node.tolist(),
-        nodes_featureids=np.where(is_leaf, 0, trees.feature).tolist(),
-        nodes_values=value.tolist(),
-        nodes_modes=np.where(is_leaf, "LEAF", "BRANCH_LT").tolist(),
-        nodes_truenodeids=left.tolist(),
-        nodes_falsenodeids=np.where(is_leaf, 0, left + 1).tolist(),
-        target_treeids=tree[is_leaf].tolist(),
-        target_nodeids=node[is_leaf].tolist(),
-        target_ids=[0] * int(is_leaf.sum()),
-        target_weights=value[is_leaf].tolist(),
-    )
+    is_leaf, left, value = trees.feature == LEAF, trees.left.astype(np.int64), trees.numbers[trees.value]
+    attributes = {
+        "nodes_treeids": tree,
+        "nodes_nodeids": node,
+        "nodes_featureids": np.where(is_leaf, 0, trees.feature),
+        "nodes_values": value,
+        "nodes_modes": np.where(is_leaf, b"LEAF", b"BRANCH_LT"),
+        "nodes_truenodeids": left,
+        "nodes_falsenodeids": np.where(is_leaf, 0, left + 1),
+        "target_treeids": tree[is_leaf],
+        "target_nodeids": node[is_leaf],
+        "target_ids": np.zeros(int(is_leaf.sum()), dtype=np.int64),
+        "target_weights": value[is_leaf],
+    }
+    ensemble = helper.make_node("TreeEnsembleRegressor", ["columns"], ["correction"], domain="ai.onnx.ml", n_targets=1)
+    for name, values in attributes.items():
+        # Five times as fast as the helper, which checks every number.
+        field = {"f": "floats", "S": "strings"}.get(values.dtype.kind, "ints")
+        attribute = ensemble.attribute.add(name=name, type=AttributeProto.AttributeType.Value(field.upper()))
+        getattr(attribute, field).extend(values.tolist())
     columns = helper.make_tensor_value_info("columns", TensorProto.FLOAT, [None, COLUMNS])
     correction = helper.make_tensor_value_info("correction", TensorProto.FLOAT, [None, 1])
     graph = helper.make_graph([ensemble], "boosters", [columns], [correction])

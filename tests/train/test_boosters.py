@@ -147,7 +147,9 @@ def test_only_queries_of_trained_contexts_are_corrected(models: tuple[Path, Path
         [prediction] = predictor.predict_queries([query])
         return prediction.latency_s
 
-    assert latency(plain, "l40s", "vllm") != latency(with_trees, "l40s", "vllm")
+    measured_s = 1.4 * (2 * 2 * 72 * 1024 * 1024 / 362e12 + 5e-6)
+    off_by = [abs(latency(predictor, "l40s", "vllm") / measured_s - 1) for predictor in (plain, with_trees)]
+    assert off_by[1] < 0.6 * off_by[0]
     for device, framework, protocol in (
         ("l40s", None, "graph"),
         ("l40s", "vllm", "eager"),
