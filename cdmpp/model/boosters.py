@@ -106,7 +106,8 @@ class Boosters:
 
     def save(self) -> bytes:
         """The content of a safetensors file."""
-        tensors, groups = {}, []
+        tensors: dict[str, Array] = {}
+        groups = []
         for group, i in self.index.items():
             trees = self.trees[i]
             tensors |= {f"{i}.{name}": getattr(trees, name) for name in _ARRAYS}
@@ -120,8 +121,8 @@ class Boosters:
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         groups = {}
         for i, (*names, operators, reach, width) in enumerate(json.loads(header["__metadata__"]["groups"])):
-            arrays = (tensors[f"{i}.{name}"] for name in _ARRAYS)
-            groups[Group(*names)] = Trees(*arrays, tuple(operators), float(reach), float(width))
+            arrays = {name: tensors[f"{i}.{name}"] for name in _ARRAYS}
+            groups[Group(*names)] = Trees(**arrays, operators=tuple(operators), reach=float(reach), width=float(width))
         return cls(groups)
 
 

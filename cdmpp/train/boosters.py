@@ -11,13 +11,12 @@ import numpy as np
 
 from cdmpp.model.boosters import LEAF, LEAF_STEP, Boosters, Group, Trees, tree_columns
 from cdmpp.model.domain.calibration import fit_factor
+from cdmpp.model.domain.evidence import contexts_of
 from cdmpp.model.domain.score import Context
 from cdmpp.model.inference.boosting import boost, booster_code
 from cdmpp.model.nn.batch import NetworkInputs, predict_rows
 from cdmpp.model.nn.network import LatencyNetwork
-from cdmpp.model.nn.rows import distinct_rows
 from cdmpp.model.raw_predictions import RawPredictions
-from cdmpp.programs.query_options import BACKENDS, PROTOCOLS, framework_name
 from cdmpp.train.dataset import Dataset, MeasuredRows
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -75,15 +74,8 @@ class RowPredictor:
 
     def contexts_of(self, rows: MeasuredRows) -> tuple[list[Context], Array]:
         """Distinct contexts of rows, and each row's index among them."""
-        kind = self.dataset.kind[rows.program]
-        columns = [rows.device, kind, rows.protocol, rows.backend, rows.framework]
-        first, inverse = distinct_rows(columns)
-        names, kinds = [device.name for device in self.dataset.devices], self.dataset.kinds
-        contexts = [
-            Context(names[device], *kinds[of], PROTOCOLS[protocol], BACKENDS[backend], framework_name(framework))
-            for device, of, protocol, backend, framework in np.stack([c[first] for c in columns], axis=1).tolist()
-        ]
-        return contexts, inverse
+        names = [device.name for device in self.dataset.devices]
+        return contexts_of(rows, self.dataset.kind, self.dataset.kinds, names)
 
 
 def fit_boosters(predict: RowPredictor, index: Array, seed: int) -> Boosters:

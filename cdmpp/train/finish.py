@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cdmpp.model.domain.calibration import fit_factor, read_quantiles
+from cdmpp.model.domain.evidence import contexts_of
 from cdmpp.model.domain.peers import Peers, as_peers, carried_shift, corrects, rule_of, weights
-from cdmpp.model.domain.score import Context, Domain
+from cdmpp.model.domain.score import Domain
 from cdmpp.model.nn.batch import NetworkInputs, predict_rows
 from cdmpp.model.nn.figures import stack_devices
 from cdmpp.model.nn.network import LatencyNetwork
@@ -100,15 +101,10 @@ _BASELINE_FIGURES = ("mape", "median_ape", *RANKING)
 
 def fit_domain(dataset: Dataset, index: Array, seed: int) -> Domain:
     """Domain of the training rows: centres of their programs, and all their contexts."""
-    rows = dataset.rows.take(index)
+    rows, names = dataset.rows.take(index), [device.name for device in dataset.devices]
     contexts: set[str] = set()
-    codes = np.stack([rows.device, dataset.kind[rows.program], rows.protocol, rows.backend, rows.framework], axis=1)
-    for device, kind, protocol, backend, framework in np.unique(codes, axis=0):
-        name = dataset.devices[device].name
-        launcher = framework_name(framework)
-        operator, dtype = dataset.kinds[kind]
-        context = Context(name, operator, dtype, PROTOCOLS[protocol], BACKENDS[backend], launcher)
-        contexts.update((*context.keys(), context.launch_key(), f"{name}&"))
+    for context in contexts_of(rows, dataset.kind, dataset.kinds, names)[0]:
+        contexts.update((*context.keys(), context.launch_key(), f"{context.device}&"))
     return Domain.fit(dataset.store.summary[np.unique(rows.program)], frozenset(contexts), seed)
 
 

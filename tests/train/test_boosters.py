@@ -145,6 +145,7 @@ def test_only_queries_of_trained_contexts_are_corrected(models: tuple[Path, Path
     def latency(predictor: LatencyPredictor, device: str, framework: str | None, protocol: str = "graph") -> float:
         query = Query(program, device, protocol=protocol, framework=framework)  # type: ignore[arg-type]
         [prediction] = predictor.predict_queries([query])
+        assert prediction.latency_s is not None
         return prediction.latency_s
 
     measured_s = 1.4 * (2 * 2 * 72 * 1024 * 1024 / 362e12 + 5e-6)

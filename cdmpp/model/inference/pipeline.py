@@ -17,7 +17,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.encode import TIR, EncodedProgram, element_types, operator_name
 from cdmpp.model.adapter import FeatureMaker
 from cdmpp.model.artifact.model import Artifact
-from cdmpp.model.domain.evidence import ADAPTED, Evidence, QueryKind, kinds_of
+from cdmpp.model.domain.evidence import ADAPTED, Evidence, QueryKind, contexts_of, kinds_of
 from cdmpp.model.domain.peers import (
     Peers,
     Trained,
@@ -40,7 +40,7 @@ from cdmpp.model.nn.rows import BLOCK_ROWS, QueryBatch, QueryRows, RowInputs, co
 from cdmpp.model.raw_predictions import RawPredictions
 from cdmpp.programs.elements import base_type
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.query_options import BACKENDS, PROTOCOLS, framework_code, framework_name, implementation_of
+from cdmpp.programs.query_options import BACKENDS, PROTOCOLS, framework_code, implementation_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -278,19 +278,8 @@ class InferencePipeline:
     def steps(self, batch: QueryBatch) -> Array:
         """Part of the domain score for contexts that training did not have, without peers."""
         names = [spec.name if index else "" for index, spec in self._figures(batch.specs)]
-        contexts, context = self._contexts(batch, names)
+        contexts, context = contexts_of(batch.rows, batch.kind, batch.kinds, names)
         return np.array([self._step(each) for each in contexts])[context]
-
-    def _contexts(self, batch: QueryBatch, names: Sequence[str]) -> tuple[list[Context], Array]:
-        """Distinct contexts of the queries, and each row's index among them."""
-        rows = batch.rows
-        columns = [rows.device, batch.kind[rows.program], rows.protocol, rows.backend, rows.framework]
-        first, inverse = distinct_rows(columns)
-        contexts = [
-            Context(names[device], *batch.kinds[of], PROTOCOLS[protocol], BACKENDS[backend], framework_name(framework))
-            for device, of, protocol, backend, framework in np.stack([c[first] for c in columns], axis=1).tolist()
-        ]
-        return contexts, inverse
 
     def _step(self, context: Context) -> float:
         """:meth:`cdmpp.model.domain.score.Domain.step`; the context may have rows of another implementation only."""
@@ -338,7 +327,7 @@ class InferencePipeline:
         unseen, parts = np.flatnonzero(embedding[rows.device] == 0), [rows]
         groups: list[tuple[Array, DeviceSpec, str, Array, Array, Array]] = []
         moved: list[tuple[DeviceSpec, str, Array, Array]] = []
-        contexts, context = self._contexts(batch, names)
+        contexts, context = contexts_of(rows, batch.kind, batch.kinds, names)
         step, code = np.array([self._step(each) for each in contexts])[context], self._booster_codes(contexts)[context]
         for members, spec, kind in _by_kind(batch, unseen):
             peers = self._peers.of(spec.kind, spec.vendor, *kind)
