@@ -69,8 +69,8 @@ class Trees:
         Number of nodes of each tree. The first node of a tree is its root.
     feature : uint8, (nodes,)
         Column that a node compares; :data:`LEAF` in a leaf.
-    left : uint8, (nodes,)
-        Node of the tree for rows below the threshold; the next node has the other rows. 0 in a leaf.
+    left : uint8, (nodes that are no leaves,)
+        Node of the tree for rows below the threshold; the next node has the other rows.
     value : uint16, (nodes,)
         Index of the threshold, or of a leaf's output, in ``numbers``.
     numbers : float32, (.,)
@@ -138,7 +138,9 @@ def tree_graph(trees: Trees) -> bytes:
     size = trees.size.astype(np.int64)
     tree = np.repeat(np.arange(len(size)), size)
     node = np.arange(len(tree)) - np.repeat(np.cumsum(size) - size, size)
-    is_leaf, left, value = trees.feature == LEAF, trees.left.astype(np.int64), trees.numbers[trees.value]
+    is_leaf, value = trees.feature == LEAF, trees.numbers[trees.value]
+    left = np.zeros(len(tree), dtype=np.int64)
+    left[~is_leaf] = trees.left
     attributes = {
         "nodes_treeids": tree,
         "nodes_nodeids": node,

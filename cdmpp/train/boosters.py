@@ -178,7 +178,7 @@ def fit_trees(
     return Trees(
         np.array([len(tree["left_children"]) for tree in found], dtype=np.uint8),
         np.where(is_leaf, LEAF, feature).astype(np.uint8),
-        np.where(is_leaf, 0, left).astype(np.uint8),
+        left[~is_leaf].astype(np.uint8),
         number.astype(np.uint16),  # at most the library's 256 thresholds of a column, and the steps of a leaf
         numbers,
         operators,
