@@ -78,8 +78,8 @@ class Trees:
         Operators of the training rows.
     reach : float
         Largest correction of the log latency.
-    width : float
-        Factor on the distance of the network's quantiles from the median.
+    widths : sequence of float
+        For each operator, a factor on the distance of the network's quantiles from the median.
     """
 
     size: Array
@@ -89,7 +89,7 @@ class Trees:
     numbers: Array
     operators: Sequence[str]
     reach: float
-    width: float
+    widths: Sequence[float]
 
 
 class Boosters:
@@ -111,7 +111,7 @@ class Boosters:
         for group, i in self.index.items():
             trees = self.trees[i]
             tensors |= {f"{i}.{name}": getattr(trees, name) for name in _ARRAYS}
-            groups.append([*group, list(trees.operators), trees.reach, trees.width])
+            groups.append([*group, list(trees.operators), trees.reach, list(trees.widths)])
         return save(tensors, {"format": "cdmpp", "groups": json.dumps(groups)})
 
     @classmethod
@@ -120,9 +120,9 @@ class Boosters:
         tensors = load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         groups = {}
-        for i, (*names, operators, reach, width) in enumerate(json.loads(header["__metadata__"]["groups"])):
+        for i, (*names, operators, reach, widths) in enumerate(json.loads(header["__metadata__"]["groups"])):
             arrays = {name: tensors[f"{i}.{name}"] for name in _ARRAYS}
-            groups[Group(*names)] = Trees(**arrays, operators=tuple(operators), reach=float(reach), width=float(width))
+            groups[Group(*names)] = Trees(**arrays, operators=tuple(operators), reach=reach, widths=tuple(widths))
         return cls(groups)
 
 

@@ -29,7 +29,7 @@ TREES, LEAF_ROWS, LEAVES = 300, 600, (31, 127)
 RATE, RATE_ROWS, RATES = 0.12, 60_000, (0.1, 0.35)
 #: Training rows of an ensemble: at least, and at most, a seeded sample of them. Validation rows at least.
 MIN_ROWS, MAX_ROWS, MIN_HELD = 1000, 600_000, 20
-#: Validation rows that the width of a group's intervals is fitted to, at least.
+#: Validation rows that the width of an operator's intervals is fitted to, at least.
 MIN_CALIBRATION = 200
 #: Relative errors below this count less: the loss is quadratic there.
 SMOOTH = 0.05
@@ -115,12 +115,19 @@ def fit_boosters(predict: RowPredictor, index: Array, seed: int) -> Boosters:
         trees = fit_trees(*sets, operators=operators, seed=seed)
         logger.info("boosters of %s: %s rows, %s trees", group, f"{len(train):,}", len(trees.size) if trees else "no")
         if trees is not None:
-            fitted[group] = trees
-            if len(held) >= MIN_CALIBRATION:
-                part = rows.take(held)
-                levels = replace(predict, boosters=Boosters({group: trees}))(part)[1]
-                fitted[group] = replace(trees, width=round(fit_factor(part.log_latency, levels), 4))
+            part, operator = rows.take(held), numbers[context[held]]
+            levels = replace(predict, boosters=Boosters({group: trees}))(part)[1]
+            fitted[group] = replace(trees, widths=interval_widths(part.log_latency, levels, operator, len(operators)))
     return Boosters(fitted)
+
+
+def interval_widths(log_measured: Array, levels: Array, operator: Array, operators: int) -> tuple[float, ...]:
+    """:attr:`Trees.widths` with which the intervals of validation rows have their nominal coverage."""
+    members = [np.flatnonzero(operator == number) for number in range(operators)]
+    return tuple(
+        round(fit_factor(log_measured[rows], levels[rows]), 4) if len(rows) >= MIN_CALIBRATION else 1.0
+        for rows in members
+    )
 
 
 def relative_loss(residual: Array, correction: Array) -> tuple[Array, Array]:
@@ -183,5 +190,5 @@ def fit_trees(
         numbers,
         operators,
         reach=round(float(np.quantile(np.abs(booster.inplace_predict(columns)), REACH)), 4),
-        width=1.0,
+        widths=(1.0,) * len(operators),
     )

@@ -60,7 +60,7 @@ def boosted(trees: Trees, columns: np.ndarray) -> RawPredictions:
 def test_trees_lower_the_error_of_held_out_rows_and_scale_the_quantiles() -> None:
     trees, columns, residual = fitted()
     columns[:, INPUT_WIDTH:] = 0
-    output = boosted(replace(trees, width=0.5), columns)
+    output = boosted(replace(trees, widths=(0.5, 1.0)), columns)
     assert relative_error(residual, output.point) < 0.4 * relative_error(residual, np.zeros(len(residual)))
     np.testing.assert_allclose(output.levels[:, MEDIAN], output.point)
     np.testing.assert_allclose(np.ptp(output.levels, axis=1), 0.4)
@@ -82,10 +82,10 @@ def test_no_trees_where_the_residual_is_noise() -> None:
 
 def test_stored_boosters_are_the_same() -> None:
     trees, columns, _ = fitted()
-    other = replace(trees, operators=("linear",), width=0.25)
+    other = replace(trees, operators=("linear",), widths=(0.25,))
     before = Boosters({GROUP: trees, Group("", "kernel", "gemm", True): other})
     after = Boosters.load(before.save())
-    assert after.index == before.index and after.trees[1].operators == ("linear",) and after.trees[1].width == 0.25
+    assert after.index == before.index and after.trees[1].operators == ("linear",) and after.trees[1].widths == (0.25,)
     assert np.array_equal(boosted(after.trees[0], columns).point, boosted(trees, columns).point)
 
 

@@ -61,9 +61,10 @@ def boost(boosters: Boosters, output: RawPredictions, queries: Array, embedding:
     """
     for index in np.unique(code[code >= 0] // _OPERATORS).tolist():
         trees, rows = boosters.trees[index], np.flatnonzero(code // _OPERATORS == index)
-        columns = tree_columns(queries[rows], embedding[rows], code[rows] % _OPERATORS)
+        operator = code[rows] % _OPERATORS
+        columns = tree_columns(queries[rows], embedding[rows], operator)
         [correction] = _session(trees).run(None, {"columns": columns})
         by = np.clip(correction[:, 0].astype(np.float64), -trees.reach, trees.reach)
         output.point[rows] += by
-        median = output.levels[rows, _MEDIAN, None]
-        output.levels[rows] = median + by[:, None] + (output.levels[rows] - median) * trees.width
+        median, width = output.levels[rows, _MEDIAN, None], np.array(trees.widths)[operator, None]
+        output.levels[rows] = median + by[:, None] + (output.levels[rows] - median) * width
