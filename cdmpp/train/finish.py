@@ -121,18 +121,18 @@ def calibrate(
     that state no framework, conformal on validation rows of problems that several frameworks measured.
     ``predict``: the network with its boosters, where it has some.
     """
-    predict = predict or partial(predict_rows, network, inputs)
+    predicted = predict or partial(predict_rows, network, inputs)
     held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
     index = np.flatnonzero((dataset.rows.part == 1) & ~np.isin(dataset.rows.device, held))
     rng = np.random.default_rng([config.seed, 6])
     rows = dataset.rows.take(np.sort(rng.choice(index, min(len(index), _CALIBRATION_ROWS), replace=False)))
-    inside = fit_factor(rows.log_latency, predict(rows)[1])
+    inside = fit_factor(rows.log_latency, predicted(rows)[1])
     opened, several = inside, index[_measured_by_several(dataset.rows)[index]]
     if len(several) >= _MIN_OPEN:
         chosen = np.sort(rng.choice(several, min(len(several), _CALIBRATION_ROWS), replace=False))
         rows = dataset.rows.take(chosen)
         rows.framework[:] = -1
-        opened = fit_factor(rows.log_latency, predict(rows)[1])
+        opened = fit_factor(rows.log_latency, predicted(rows)[1])
     return {
         "in": round(inside, 4),
         "near": round(inside * config.finish.near_factor, 4),
