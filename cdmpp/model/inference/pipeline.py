@@ -328,7 +328,7 @@ class InferencePipeline:
         groups: list[tuple[Array, DeviceSpec, str, Array, Array, Array]] = []
         moved: list[tuple[DeviceSpec, str, Array, Array]] = []
         contexts, context = contexts_of(rows, batch.kind, batch.kinds, names)
-        step, code = np.array([self._step(each) for each in contexts])[context], self._booster_codes(contexts)[context]
+        step = np.array([self._step(each) for each in contexts])[context]
         for members, spec, kind in _by_kind(batch, unseen):
             peers = self._peers.of(spec.kind, spec.vendor, *kind)
             if not peers:
@@ -341,7 +341,12 @@ class InferencePipeline:
             groups.append((members, spec, kind[0], weight[counts], columns, counts[computed]))
             parts.append(as_peers(rows.take(members), len(specs) + columns))
             step[members] += FEW_STEP / len({peer.arch for _, peer in peers})
-        output, every_point, reference = self._run(inputs, concatenate(parts), code, embedding, details)
+        every = concatenate(parts)
+        if len(every) > len(rows):
+            trained_names = [spec.name for _, spec in self._devices]
+            contexts, context = contexts_of(every, batch.kind, batch.kinds, [*names, *trained_names])
+        code = self._booster_codes(contexts)[context]
+        output, every_point, reference = self._run(inputs, every, code, len(rows), embedding, details)
         point, levels = output.point, output.levels
         opinions = np.full((len(rows), len(self._devices)), np.nan, dtype=np.float32) if details else None
         start = len(rows)
@@ -393,11 +398,13 @@ class InferencePipeline:
         return replace(batch, specs=specs, rows=replace(rows, device=moved)), figures, names
 
     def _run(
-        self, inputs: RowInputs, rows: QueryRows, code: Array, embedding: Array, view: bool
+        self, inputs: RowInputs, rows: QueryRows, code: Array, queries: int, embedding: Array, view: bool
     ) -> tuple[RawPredictions, Array, Array]:
-        """Corrected output of the network for the first rows, those with a :func:`booster_code`; log latency and log
-        reference of all rows."""
-        blocks, queries = [], len(code)
+        """Output of the network for the first ``queries`` rows; log latency and log reference of all rows.
+
+        ``code``: :func:`booster_code` of each row.
+        """
+        blocks = []
         for start in range(0, len(rows), BLOCK_ROWS):
             part = rows if len(rows) <= BLOCK_ROWS else rows.take(np.arange(start, min(start + BLOCK_ROWS, len(rows))))
             columns = network_queries(inputs, part)
