@@ -66,6 +66,7 @@ class FinishConfig(BaseModel):
 
     near_factor: float = Field(2.0, ge=1, description="width of an interval outside the domain, relative to inside")
     out_factor: float = Field(3.0, ge=1)
+    boosters: bool = Field(False, description="correct library kernels of the training contexts by trees")
     xgboost_rows: int = Field(
         300_000, ge=100, description="of a source, seeded subsample that the baseline is fitted on"
     )

@@ -6,13 +6,15 @@ The entries by operator, element types, scaling and device, with their training 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cdmpp.model.domain.calibration import fit_factor, read_quantiles
+from cdmpp.model.domain.evidence import contexts_of
 from cdmpp.model.domain.peers import Peers, as_peers, carried_shift, corrects, rule_of, weights
-from cdmpp.model.domain.score import Context, Domain
+from cdmpp.model.domain.score import Domain
 from cdmpp.model.nn.batch import NetworkInputs, predict_rows
 from cdmpp.model.nn.figures import stack_devices
 from cdmpp.model.nn.network import LatencyNetwork
@@ -22,6 +24,9 @@ from cdmpp.train.baselines import Baseline
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import Dataset, MeasuredRows
 from cdmpp.train.evaluation.metrics import RANKING, measure, rank
+
+if TYPE_CHECKING:
+    from cdmpp.train.boosters import RowPredictor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -96,37 +101,38 @@ _BASELINE_FIGURES = ("mape", "median_ape", *RANKING)
 
 def fit_domain(dataset: Dataset, index: Array, seed: int) -> Domain:
     """Domain of the training rows: centres of their programs, and all their contexts."""
-    rows = dataset.rows.take(index)
+    rows, names = dataset.rows.take(index), [device.name for device in dataset.devices]
     contexts: set[str] = set()
-    codes = np.stack([rows.device, dataset.kind[rows.program], rows.protocol, rows.backend, rows.framework], axis=1)
-    for device, kind, protocol, backend, framework in np.unique(codes, axis=0):
-        name = dataset.devices[device].name
-        launcher = framework_name(framework)
-        operator, dtype = dataset.kinds[kind]
-        context = Context(name, operator, dtype, PROTOCOLS[protocol], BACKENDS[backend], launcher)
-        contexts.update((*context.keys(), context.launch_key(), f"{name}&"))
+    for context in contexts_of(rows, dataset.kind, dataset.kinds, names)[0]:
+        contexts.update((*context.keys(), context.launch_key(), f"{context.device}&"))
     return Domain.fit(dataset.store.summary[np.unique(rows.program)], frozenset(contexts), seed)
 
 
 def calibrate(
-    network: LatencyNetwork, inputs: NetworkInputs, dataset: Dataset, config: TrainConfig
+    network: LatencyNetwork,
+    inputs: NetworkInputs,
+    dataset: Dataset,
+    config: TrainConfig,
+    predict: RowPredictor | None = None,
 ) -> dict[str, float]:
     """Factors on the width of intervals, by domain label and for queries without a framework.
 
     ``in``: conformal on validation rows; ``near`` and ``out``: multiples of it. ``open``: further factor for queries
     that state no framework, conformal on validation rows of problems that several frameworks measured.
+    ``predict``: the network with its boosters, where it has some.
     """
+    predicted = predict or partial(predict_rows, network, inputs)
     held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
     index = np.flatnonzero((dataset.rows.part == 1) & ~np.isin(dataset.rows.device, held))
     rng = np.random.default_rng([config.seed, 6])
     rows = dataset.rows.take(np.sort(rng.choice(index, min(len(index), _CALIBRATION_ROWS), replace=False)))
-    inside = fit_factor(rows.log_latency, predict_rows(network, inputs, rows)[1])
+    inside = fit_factor(rows.log_latency, predicted(rows)[1])
     opened, several = inside, index[_measured_by_several(dataset.rows)[index]]
     if len(several) >= _MIN_OPEN:
         chosen = np.sort(rng.choice(several, min(len(several), _CALIBRATION_ROWS), replace=False))
         rows = dataset.rows.take(chosen)
         rows.framework[:] = -1
-        opened = fit_factor(rows.log_latency, predict_rows(network, inputs, rows)[1])
+        opened = fit_factor(rows.log_latency, predicted(rows)[1])
     return {
         "in": round(inside, 4),
         "near": round(inside * config.finish.near_factor, 4),
@@ -155,8 +161,9 @@ def error_table(
     known: bool = True,
     interval: str = "in",
     peers: Peers | None = None,
+    predict: RowPredictor | None = None,
 ) -> dict[str, Any]:
-    """Errors of the model and the baselines on the same rows.
+    """Errors of the model (``predict``: the network with its boosters) and the baselines on the same rows.
 
     Returns
     -------
@@ -169,7 +176,7 @@ def error_table(
         ``neusight_filtered`` of ``by_source`` has the rows that pass NeuSight's own filter;
         ``aiconfigurator_gemm_without_b60`` excludes the Intel card, whose repeats differ by 23 %.
     """
-    point, levels = predict_rows(network, inputs, rows, known=known)
+    point, levels = (predict or partial(predict_rows, network, inputs))(rows, known=known)
     if peers is not None:
         point, levels = _with_peers(network, inputs, dataset, rows, point, levels, peers)
     bounds = read_quantiles(levels, np.full(len(rows), calibration[interval]), (0.1, 0.9))

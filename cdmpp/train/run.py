@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from cdmpp.data.split_file import sealed_networks, without_sealed
 from cdmpp.data.splits import TRAIN
 from cdmpp.data.table import MeasurementTable, concat
 from cdmpp.errors import DataError
-from cdmpp.model.artifact.folder import ERROR_TABLE
+from cdmpp.model.artifact.folder import BOOSTERS, ERROR_TABLE
 from cdmpp.model.artifact.trained import save_artifact
 from cdmpp.model.domain.peers import Peers
 from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.model.nn.network import parameter_count
 from cdmpp.train.baselines import fit_baselines
+from cdmpp.train.boosters import RowPredictor, fit_boosters
 from cdmpp.train.config import DataConfig, TrainConfig
 from cdmpp.train.dataset import Dataset, make_dataset
 from cdmpp.train.finish import calibrate, error_table, fit_domain, with_training_rows
@@ -134,12 +136,18 @@ def train_model(
     inputs = NetworkInputs(dataset.store, dataset.device_matrix)
     index = training_rows(dataset, config)[0]
     domain = with_limits(fit_domain(dataset, index, config.seed), training_part(table, dataset, config.data))
-    calibration = calibrate(network, inputs, dataset, config)
+    predict, extra = None, {}
+    if config.finish.boosters:
+        embedding = np.arange(1, len(dataset.devices) + 1)
+        predict = RowPredictor(network, inputs, dataset, embedding, domain.contexts)
+        boosters = fit_boosters(predict, index, config.seed)
+        predict, extra = replace(predict, boosters=boosters), {BOOSTERS: boosters.save()}
+    calibration = calibrate(network, inputs, dataset, config, predict)
     baselines = fit_baselines(dataset, inputs, config, index, config.finish.baselines)
     held = [i for i, d in enumerate(dataset.devices) if d.name in config.data.holdout_devices]
     # The test part is used here only, once; all choices were made on the validation part.
     test = np.flatnonzero((dataset.rows.part == 2) & ~np.isin(dataset.rows.device, held))
-    metrics = error_table(network, inputs, dataset, dataset.rows.take(test), calibration, baselines)
+    metrics = error_table(network, inputs, dataset, dataset.rows.take(test), calibration, baselines, predict=predict)
     metrics["types"] = with_training_rows(metrics["types"], dataset, dataset.rows.take(index))
     if held:
         rows = dataset.rows.take(np.flatnonzero(np.isin(dataset.rows.device, held)))
@@ -175,7 +183,8 @@ def train_model(
             "train": summary,
             "metrics": {"overall": metrics["overall"], "by_source": metrics["by_source"]},
         },
-        extra={
+        extra=extra
+        | {
             ERROR_TABLE: (json.dumps(metrics, indent=1) + "\n").encode(),
             POOL: pool_of(table, dataset.rows.program[index]),
         },

@@ -19,6 +19,8 @@ from cdmpp.utils.files import MAX_REQUEST_BYTES, parse_json, read_bytes
 
 FORMAT_VERSION = 1
 TENSORS, MANIFEST = "model.safetensors", "manifest.json"
+#: File of :class:`cdmpp.model.boosters.Boosters`, where a model has some.
+BOOSTERS = "boosters.safetensors"
 #: File of the full error table; the manifest has a summary.
 ERROR_TABLE = "errors.json"
 #: Folder in a model folder: a trained model that predicts the programs of backend ``tvm``.
@@ -75,6 +77,40 @@ def swap_folder(folder: Path, aside: Path) -> None:
         shutil.rmtree(old)
     else:
         os.replace(aside, folder)
+
+
+def replace_files(folder: Path, manifest: Mapping[str, Any], files: Mapping[str, bytes | Path]) -> dict[str, Any]:
+    """Change the manifest and some files of a trained model's folder, which is written aside and renamed.
+
+    Parameters
+    ----------
+    manifest : mapping
+        The new manifest; the checksums of the files and the model's identity are computed here.
+    files : mapping
+        Content by name; a path is the folder to copy.
+
+    Returns
+    -------
+    dict
+        The manifest as written.
+    """
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items() if isinstance(content, bytes)}
+    manifest = {**manifest, "sha256": manifest["sha256"] | sums}
+    manifest = sealed({**manifest, "model_id": trained_identity(manifest)})
+    aside = folder.with_name(folder.name + ".writing")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.copytree(folder, aside, ignore=shutil.ignore_patterns(*files))
+        for name, content in files.items():
+            if isinstance(content, bytes):
+                (aside / name).write_bytes(content)
+            else:
+                shutil.copytree(content, aside / name)
+        (aside / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        swap_folder(folder, aside)
+    except OSError as error:
+        raise cannot_write(folder, error) from None
+    return manifest
 
 
 def cannot_write(folder: Path, error: OSError) -> ArtifactError:
@@ -256,7 +292,7 @@ def check_identity(path: Path, manifest: Mapping[str, Any], identity: str) -> No
 def trained_identity(manifest: Mapping[str, Any]) -> str:
     """Name of a trained model and hash of its tensors and of every other field that predictions depend on."""
     content = {name: manifest[name] for name in _PREDICTING if name in manifest}
-    content[TENSORS] = manifest["sha256"][TENSORS]
+    content |= {file: manifest["sha256"][file] for file in (TENSORS, BOOSTERS) if file in manifest["sha256"]}
     return f"{manifest['name']}-{digest(content)[:12]}"
 
 

@@ -11,6 +11,7 @@ from cdmpp.devices.loading import from_mapping
 from cdmpp.devices.registry import lookup_board
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.model.adapter import Adapter
+from cdmpp.model.boosters import Boosters
 from cdmpp.model.collectives.model import CollectiveModel
 from cdmpp.model.domain.score import Domain
 from cdmpp.model.nn.config import NetworkConfig
@@ -45,6 +46,8 @@ class Artifact:
         The model of collectives in the folder. It is no part of the model's identity.
     scheduled : Artifact, optional
         Trained model in the folder that predicts the programs of backend ``tvm`` in place of this one.
+    boosters : Boosters, optional
+        Trees that correct the network for queries of the training rows' contexts.
     """
 
     weights: Weights
@@ -56,6 +59,7 @@ class Artifact:
     folder: Path | None = None
     collectives: CollectiveModel | None = None
     scheduled: Artifact | None = None
+    boosters: Boosters | None = None
 
     @property
     def _parts(self) -> tuple[Artifact, ...]:

@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,16 +15,12 @@ from typing import Any
 from cdmpp.errors import ArtifactError, CdmppError
 from cdmpp.model.artifact.folder import (
     ERROR_TABLE,
-    MANIFEST,
     SCHEDULED,
     TrainedManifest,
-    cannot_write,
     check_fields,
     check_seal,
     read_manifest,
-    sealed,
-    swap_folder,
-    trained_identity,
+    replace_files,
 )
 from cdmpp.model.artifact.load import load_artifact
 from cdmpp.utils.files import read_json
@@ -65,33 +59,22 @@ def attach_scheduled(folder: Path, trained: Path) -> str:
     check_seal(folder, outer)
     check_fields(folder, outer, TrainedManifest)
     errors = joined_errors(_errors(folder), _errors(trained))
-    text = (json.dumps(errors, indent=1) + "\n").encode()
-    sums = outer["sha256"] | ({ERROR_TABLE: hashlib.sha256(text).hexdigest()} if errors else {})
-    manifest = outer | {"scheduled": inner.model_id, "sha256": sums}
-    manifest = sealed({**manifest, "model_id": trained_identity(manifest)})
-    aside = folder.with_name(folder.name + ".writing")
-    try:
-        shutil.rmtree(aside, ignore_errors=True)
-        shutil.copytree(folder, aside, ignore=shutil.ignore_patterns(SCHEDULED))
-        shutil.copytree(trained, aside / SCHEDULED)
-        if errors:
-            (aside / ERROR_TABLE).write_bytes(text)
-        (aside / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        swap_folder(folder, aside)
-    except OSError as error:
-        raise cannot_write(folder, error) from None
-    return str(manifest["model_id"])
+    files: dict[str, bytes | Path] = {SCHEDULED: trained}
+    if errors:
+        files[ERROR_TABLE] = (json.dumps(errors, indent=1) + "\n").encode()
+    return str(replace_files(folder, outer | {"scheduled": inner.model_id}, files)["model_id"])
 
 
 def joined_errors(whole: Mapping[str, Any], scheduled: Mapping[str, Any]) -> dict[str, Any]:
-    """An error table in which a model of scheduled programs has replaced the entries of its sources and of TIR."""
+    """An error table in which another one has replaced the entries of its sources and operators."""
     if not whole or not scheduled:
         return dict(whole)
     sources = set(scheduled["by_source"])
     result = {**whole, "by_source": {**whole["by_source"], **scheduled["by_source"]}}
     for key in ("tables", "groups"):
         result[key] = [entry for entry in whole[key] if entry["source"] not in sources] + scheduled[key]
-    result["types"] = [entry for entry in whole["types"] if entry["operator"] != "tir"] + scheduled["types"]
+    operators = {entry["operator"] for entry in scheduled["types"]}
+    result["types"] = [entry for entry in whole["types"] if entry["operator"] not in operators] + scheduled["types"]
     kept = [source not in sources for source in whole["sample"]["source"]]
     result["sample"] = {
         column: [*itertools.compress(values, kept), *scheduled["sample"][column]]

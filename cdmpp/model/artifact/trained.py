@@ -6,8 +6,10 @@ of its tensors and of every field of the manifest that predictions depend on.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +24,7 @@ from cdmpp.errors import ArtifactError, CdmppError
 from cdmpp.features.schedule import SCHEDULE_HASH
 from cdmpp.features.schema import SCHEMA_HASH
 from cdmpp.model.artifact.folder import (
+    BOOSTERS,
     FORMAT_VERSION,
     MANIFEST,
     SCHEDULED,
@@ -38,6 +41,7 @@ from cdmpp.model.artifact.folder import (
     write_folder,
 )
 from cdmpp.model.artifact.model import Artifact
+from cdmpp.model.boosters import Boosters
 from cdmpp.model.collectives.store import read_model
 from cdmpp.model.domain.score import Domain
 from cdmpp.model.nn.config import LEVELS, NetworkConfig, UnsupportedOptionError
@@ -152,9 +156,11 @@ def load_trained(path: Path, manifest: dict[str, Any]) -> Artifact:
             )
     check_fields(path, manifest, TrainedManifest)
     digests = manifest["sha256"]
-    # The tensors are required; further files are reports, which a copy may lack.
-    further = [(file, _content(path / Path(file).name)) for file in digests if file != TENSORS]
-    for file, content in ((TENSORS, payload), *further):
+    # The tensors and the boosters are required; further files are reports, which a copy may lack.
+    contents = {file: _content(path / Path(file).name) for file in digests} | {TENSORS: payload}
+    for file, content in contents.items():
+        if content is None and file == BOOSTERS:
+            raise no_model_folder(path, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path / file)))
         if content is not None and hashlib.sha256(content).hexdigest() != digests[file]:
             raise ArtifactError(f"{path / file} does not match its checksum", hint="copy the model folder again")
     tensors = load(payload)
@@ -176,6 +182,7 @@ def load_trained(path: Path, manifest: dict[str, Any]) -> Artifact:
         folder=path,
         collectives=read_model(path),
         scheduled=_scheduled(path, manifest),
+        boosters=Boosters.load(boosters) if (boosters := contents.get(BOOSTERS)) else None,
     )
     try:
         artifact.trained_devices  # noqa: B018 - looked up now, so that a model with unknown devices fails here

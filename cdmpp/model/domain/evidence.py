@@ -16,7 +16,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.encode import TIR
 from cdmpp.model.domain.score import Context, parse_contexts
 from cdmpp.model.nn.inputs import SUMMARY_COLUMNS
-from cdmpp.model.nn.rows import QueryBatch, distinct_rows
+from cdmpp.model.nn.rows import QueryBatch, QueryRows, distinct_rows
 from cdmpp.programs.elements import base_type
 from cdmpp.programs.operators import operator_family
 from cdmpp.programs.query_options import (
@@ -82,6 +82,30 @@ def kinds_of(batch: QueryBatch, names: Sequence[str]) -> tuple[list[tuple[QueryK
         kind = QueryKind(names[device], operator, dtype, BACKENDS[backend], bool(is_module))
         kinds.append((kind, framework_name(framework)))
     return kinds, inverse
+
+
+def contexts_of(
+    rows: QueryRows, kind: Array, kinds: Sequence[tuple[str, str]], names: Sequence[str]
+) -> tuple[list[Context], Array]:
+    """Distinct contexts of queries, and each row's index among them.
+
+    Parameters
+    ----------
+    rows : QueryRows
+    kind : (programs,) int
+        Index into ``kinds`` for each program key.
+    kinds : sequence of (operator, dtype)
+    names : sequence of str
+        The devices' names, "" where training did not have them.
+    """
+    columns = [rows.device, kind[rows.program], rows.protocol, rows.backend, rows.framework]
+    first, inverse = distinct_rows(columns)
+    contexts = []
+    for device, number, protocol, backend, framework in np.stack([c[first] for c in columns], axis=1).tolist():
+        setting = (PROTOCOLS[protocol], BACKENDS[backend], framework_name(framework))
+        operator, dtype = kinds[number]
+        contexts.append(Context(names[device], operator, dtype, *setting))
+    return contexts, inverse
 
 
 class Evidence:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -25,6 +25,9 @@ from cdmpp.model.nn.positions import encode_positions
 from cdmpp.model.nn.rows import LeafBucket, QueryRows, RowInputs
 from cdmpp.model.nn.weights import Weights
 from cdmpp.model.raw_predictions import RawPredictions
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: Programs of one leaf count, positions of rows, and the same padded to the chunk's size.
@@ -71,6 +74,37 @@ def engine_of(weights: Weights, threads: int = 1) -> Engine:
         return engines[threads]
 
 
+def _missing(error: ImportError) -> MissingDependencyError:
+    return MissingDependencyError(
+        f"predictions need {error.name or 'onnxruntime'}, which is not installed", hint=install_hint("predict")
+    )
+
+
+def session_of(graph: bytes, threads: int = 1) -> InferenceSession:
+    """A session of ONNX Runtime.
+
+    Raises
+    ------
+    MissingDependencyError
+        ONNX Runtime is not installed.
+    """
+    # ONNX Runtime starts its telemetry on import: a database in the user's cache folder, and uploads.
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise _missing(error) from None
+    onnxruntime.disable_telemetry_events()  # where the caller imported it before
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    # Threads that spin while they wait slow other threads down.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # An arena never frees the memory of the largest batch, and is no faster here.
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
 class Engine:
     """One network in ONNX Runtime. Safe to share between threads.
 
@@ -92,27 +126,11 @@ class Engine:
 
     def __init__(self, config: NetworkConfig, arrays: dict[str, Array], view: Array, *, threads: int = 1) -> None:
         self.config = config
-        # ONNX Runtime starts its telemetry on import: a database in the user's cache folder, and uploads.
-        os.environ["ORT_DISABLE_TELEMETRY"] = "1"
         try:
-            import onnxruntime
-
             from cdmpp.model.nn.network_graph import network_graph
         except ImportError as error:
-            raise MissingDependencyError(
-                f"predictions need {error.name or 'onnxruntime'}, which is not installed", hint=install_hint("predict")
-            ) from None
-        onnxruntime.disable_telemetry_events()  # where the caller imported it before
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-        # Threads that spin while they wait slow other threads down.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        # An arena never frees the memory of the largest batch, and is no faster here.
-        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-        options.log_severity_level = 3
-        self._session = onnxruntime.InferenceSession(
-            network_graph(config, arrays, view), options, providers=["CPUExecutionProvider"]
-        )
+            raise _missing(error) from None
+        self._session = session_of(network_graph(config, arrays, view), threads)
         self._columns = view.shape[1]
 
     @cached_property
@@ -149,6 +167,7 @@ class Engine:
         self,
         inputs: RowInputs,
         rows: QueryRows,
+        queries: tuple[Array, Array, Array],
         *,
         embedding: Array,
         batch_invariant: bool = False,
@@ -161,6 +180,8 @@ class Engine:
         ----------
         inputs : RowInputs
         rows : QueryRows
+        queries : three arrays
+            :func:`network_queries` of the rows.
         embedding : int array
             For each row of the device matrix, the device's index in the network's embedding (0: not trained on).
         batch_invariant : bool
@@ -170,7 +191,7 @@ class Engine:
         parallel_chunks : int
             Chunks that are computed at the same time; the results do not depend on it.
         """
-        queries, logs, reference = _query_inputs(inputs, rows)
+        columns, logs, reference = queries
         devices = embedding[rows.device].astype(np.int64)
         point, levels = np.empty(len(rows)), np.empty((len(rows), len(LEVELS)))
         views = np.empty((len(rows), self._columns), dtype=np.float32) if view else None
@@ -183,7 +204,7 @@ class Engine:
             feed = {
                 "leaves": inputs.network_leaves(rows.take(padded), self.config),
                 "mask": bucket.mask[slots],
-                "inputs": queries[padded],
+                "inputs": columns[padded],
                 "logs": logs[padded],
                 "device": devices[padded],
                 "places": encode_positions(self.config.positions, bucket.positions[slots], self.config.width),
@@ -212,7 +233,7 @@ def _executor(process: int, threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="chunks")
 
 
-def _query_inputs(inputs: RowInputs, rows: QueryRows) -> tuple[Array, Array, Array]:
+def network_queries(inputs: RowInputs, rows: QueryRows) -> tuple[Array, Array, Array]:
     """:meth:`RowInputs.queries`, computed in blocks of ``BATCH_ROWS``."""
     if len(rows) <= BATCH_ROWS:
         return inputs.queries(rows)

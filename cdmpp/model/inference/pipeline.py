@@ -17,7 +17,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.features.encode import TIR, EncodedProgram, element_types, operator_name
 from cdmpp.model.adapter import FeatureMaker
 from cdmpp.model.artifact.model import Artifact
-from cdmpp.model.domain.evidence import ADAPTED, Evidence, QueryKind, kinds_of
+from cdmpp.model.domain.evidence import ADAPTED, Evidence, QueryKind, contexts_of, kinds_of
 from cdmpp.model.domain.peers import (
     Peers,
     Trained,
@@ -30,8 +30,9 @@ from cdmpp.model.domain.peers import (
 )
 from cdmpp.model.domain.score import NEAR_STEP, THRESHOLDS, Context, limited_step
 from cdmpp.model.inference.alike import Alike
+from cdmpp.model.inference.boosting import boost, booster_code
 from cdmpp.model.inference.consistency import ADJUSTMENTS, ISSUE_REASON, NO_UNITS, REASONS, REPLACED, Rules
-from cdmpp.model.inference.engine import all_threads, engine_of
+from cdmpp.model.inference.engine import all_threads, engine_of, network_queries
 from cdmpp.model.inference.limits import limit
 from cdmpp.model.nn.figures import stack_devices
 from cdmpp.model.nn.inputs import roofline_s
@@ -39,7 +40,7 @@ from cdmpp.model.nn.rows import BLOCK_ROWS, QueryBatch, QueryRows, RowInputs, co
 from cdmpp.model.raw_predictions import RawPredictions
 from cdmpp.programs.elements import base_type
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.query_options import BACKENDS, PROTOCOLS, framework_code, framework_name, implementation_of
+from cdmpp.programs.query_options import BACKENDS, PROTOCOLS, framework_code, implementation_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -278,23 +279,20 @@ class InferencePipeline:
 
     def steps(self, batch: QueryBatch) -> Array:
         """Part of the domain score for contexts that training did not have, without peers."""
-        return self._steps(batch, [spec.name if index else "" for index, spec in self._figures(batch.specs)])
+        names = [spec.name if index else "" for index, spec in self._figures(batch.specs)]
+        contexts, context = contexts_of(batch.rows, batch.kind, batch.kinds, names)
+        return np.array([self._step(each) for each in contexts])[context]
 
-    def _steps(self, batch: QueryBatch, names: Sequence[str]) -> Array:
-        """:meth:`cdmpp.model.domain.score.Domain.step` of each row, computed once per distinct context."""
-        rows = batch.rows
-        columns = [rows.device, batch.kind[rows.program], rows.protocol, rows.backend, rows.framework]
-        first, inverse = distinct_rows(columns)
-        steps = []
-        for device, kind, protocol, backend, framework in np.stack([c[first] for c in columns], axis=1).tolist():
-            operator, dtype = batch.kinds[kind]
-            setting = (PROTOCOLS[protocol], BACKENDS[backend], framework_name(framework))
-            step = self.artifact.domain.step(Context(names[device], operator, dtype, *setting))
-            # The context may have rows of another implementation only.
-            query = QueryKind(names[device], operator, dtype, setting[1])
-            lacks = names[device] and self.evidence.lacks(query, setting[2])
-            steps.append(max(step, NEAR_STEP) if lacks else step)
-        return np.array(steps)[inverse]
+    def _step(self, context: Context) -> float:
+        """:meth:`cdmpp.model.domain.score.Domain.step`; the context may have rows of another implementation only."""
+        step = self.artifact.domain.step(context)
+        query = QueryKind(context.device, context.operator, context.dtype, context.backend)
+        lacks = context.device and self.evidence.lacks(query, context.framework)
+        return max(step, NEAR_STEP) if lacks else step
+
+    def _booster_codes(self, contexts: Sequence[Context]) -> Array:
+        boosters, known = self.artifact.boosters, self.artifact.domain.contexts
+        return np.array([-1 if boosters is None else booster_code(boosters, known, each) for each in contexts])
 
     def _evidence_names(self, specs: Sequence[DeviceSpec]) -> list[str]:
         """Names of devices in :attr:`evidence`: "" for a device that the model has no measurements of."""
@@ -331,7 +329,8 @@ class InferencePipeline:
         unseen, parts = np.flatnonzero(embedding[rows.device] == 0), [rows]
         groups: list[tuple[Array, DeviceSpec, str, Array, Array, Array]] = []
         moved: list[tuple[DeviceSpec, str, Array, tuple[Array, Array]]] = []
-        step = self._steps(batch, names)
+        contexts, context = contexts_of(rows, batch.kind, batch.kinds, names)
+        step = np.array([self._step(each) for each in contexts])[context]
         for members, spec, kind in _by_kind(batch, unseen):
             peers = self._peers.of(spec.kind, spec.vendor, *kind)
             if not peers:
@@ -343,7 +342,12 @@ class InferencePipeline:
             groups.append((members, spec, kind[0], weight[counts], columns, counts[computed]))
             parts.append(as_peers(rows.take(members), len(specs) + columns))
             step[members] += FEW_STEP / len({peer.arch for _, peer in peers})
-        output, every_point, reference = self._run(inputs, concatenate(parts), len(rows), embedding, details)
+        every = concatenate(parts)
+        if len(every) > len(rows):
+            trained_names = [spec.name for _, spec in self._devices]
+            contexts, context = contexts_of(every, batch.kind, batch.kinds, [*names, *trained_names])
+        code = self._booster_codes(contexts)[context]
+        output, every_point, reference = self._run(inputs, every, code, len(rows), embedding, details)
         point, levels = output.point, output.levels
         opinions = np.full((len(rows), len(self._devices)), np.nan, dtype=np.float32) if details else None
         start = len(rows)
@@ -395,22 +399,29 @@ class InferencePipeline:
         return replace(batch, specs=specs, rows=replace(rows, device=moved)), figures, names
 
     def _run(
-        self, inputs: RowInputs, rows: QueryRows, queries: int, embedding: Array, view: bool
+        self, inputs: RowInputs, rows: QueryRows, code: Array, queries: int, embedding: Array, view: bool
     ) -> tuple[RawPredictions, Array, Array]:
-        """Network output of the first ``queries`` rows; log latency and log reference of all rows."""
+        """Output of the network for the first ``queries`` rows; log latency and log reference of all rows.
+
+        ``code``: :func:`booster_code` of each row.
+        """
         blocks = []
         for start in range(0, len(rows), BLOCK_ROWS):
             part = rows if len(rows) <= BLOCK_ROWS else rows.take(np.arange(start, min(start + BLOCK_ROWS, len(rows))))
-            blocks.append(
-                self._engine.predict(
-                    inputs,
-                    part,
-                    embedding=embedding,
-                    batch_invariant=self._one_by_one,
-                    view=view and start < queries,
-                    parallel_chunks=self._parallel_chunks,
-                )
+            columns = network_queries(inputs, part)
+            block = self._engine.predict(
+                inputs,
+                part,
+                columns,
+                embedding=embedding,
+                batch_invariant=self._one_by_one,
+                view=view and start < queries,
+                parallel_chunks=self._parallel_chunks,
             )
+            if self.artifact.boosters is not None:
+                chosen = slice(start, start + len(part))
+                boost(self.artifact.boosters, block, columns[0], embedding[part.device], code[chosen])
+            blocks.append(block)
         point = np.concatenate([block.point for block in blocks])
         reference = np.concatenate([block.reference for block in blocks])
         return RawPredictions.join(blocks, queries), point, reference

@@ -1,0 +1,70 @@
+"""Application of boosters (:mod:`cdmpp.model.boosters`) to the network's output."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cdmpp.model.boosters import Boosters, Group, Trees, tree_columns, tree_graph
+from cdmpp.model.domain.score import Context
+from cdmpp.model.inference.engine import session_of
+from cdmpp.model.nn.config import LEVELS
+from cdmpp.model.raw_predictions import RawPredictions
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_MEDIAN = LEVELS.index(0.5)
+#: Operators of one ensemble, at most.
+_OPERATORS = 1000
+
+
+@lru_cache(maxsize=256)
+def _session(trees: Trees) -> InferenceSession:
+    """Made at the first query of a group; every model that shares the boosters shares it."""
+    return session_of(tree_graph(trees))
+
+
+def booster_code(boosters: Boosters, contexts: frozenset[str], context: Context) -> int:
+    """Ensemble and operator of a query as one number; -1 where training had no row of its context.
+
+    Parameters
+    ----------
+    contexts : frozenset of str
+        :attr:`cdmpp.model.domain.score.Domain.contexts`.
+    context : Context
+        The device is "" where training did not have it.
+    """
+    group = Group.of(context)
+    index = boosters.index.get(group) if group else None
+    if index is None or context.launch_key() not in contexts:
+        return -1
+    operators = boosters.trees[index].operators
+    return index * _OPERATORS + operators.index(context.operator) if context.operator in operators else -1
+
+
+def boost(boosters: Boosters, output: RawPredictions, queries: Array, embedding: Array, code: Array) -> None:
+    """Correct the point and the quantiles of an engine's output in place.
+
+    Parameters
+    ----------
+    queries : float32, (n, INPUT_WIDTH)
+        Inputs of the network.
+    embedding : int, (n,)
+        Index of each row's device in the network's embedding.
+    code : int, (n,)
+        :func:`booster_code` of each row.
+    """
+    for index in np.unique(code[code >= 0] // _OPERATORS).tolist():
+        trees, rows = boosters.trees[index], np.flatnonzero(code // _OPERATORS == index)
+        operator = code[rows] % _OPERATORS
+        columns = tree_columns(queries[rows], embedding[rows], operator)
+        [correction] = _session(trees).run(None, {"columns": columns})
+        by = np.clip(correction[:, 0].astype(np.float64), -trees.reach, trees.reach)
+        output.point[rows] += by
+        median, width = output.levels[rows, _MEDIAN, None], np.array(trees.widths)[operator, None]
+        output.levels[rows] = median + by[:, None] + (output.levels[rows] - median) * width
