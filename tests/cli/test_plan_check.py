@@ -46,7 +46,7 @@ def test_a_wrong_answer_exits_with_code_1(run: Run, files: tuple[Path, Path]) ->
     answer.write_text(json.dumps({**claimed, "makespan_s": claimed["makespan_s"] - 1}))
     done = run("plan", "check", request, answer)
     assert done.exit_code == 1 and "the last pass ends at" in done.stdout
-    report = run.json("plan", "check", request, answer)
+    report = json.loads(run("plan", "check", request, answer, "--json").stdout)
     assert not report["ok"] and report["faults"]
 
 
