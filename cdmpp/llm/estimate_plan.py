@@ -23,7 +23,7 @@ from cdmpp.llm.layout import WEIGHT_ONLY, Layout, Types
 from cdmpp.llm.memory import check_memory
 from cdmpp.llm.operators import Decode, Prefill, Step, StepPart, padded_decode, step_operators
 from cdmpp.llm.options import MAX_BATCH, MAX_MTP, MAX_TOKENS
-from cdmpp.llm.pricing import PricedStep, StepPricing, combined, widened
+from cdmpp.llm.pricing import PricedStep, StepPricing, combined, place_of, stand_ins, widened
 from cdmpp.llm.read import read_config
 from cdmpp.model.domain.score import LABELS
 from cdmpp.predict.interface import Predictor
@@ -127,7 +127,7 @@ class EstimatePlan:
             mtp,
             float(acceptance),
         )
-        self._config, self._layout, self._engine = config, layout, profile
+        self._config, self._layout = config, layout
         self._remarks = tuple(_remarks(config, device, types, longest + output, kv_dtype is None, mtp))
 
         def parts_of(step: Step) -> list[StepPart]:
@@ -153,6 +153,14 @@ class EstimatePlan:
         ]
         # Decode steps differ in their attention alone: the rest is asked once.
         self._decode = [_shared(self._decode[0], step) for step in self._decode]
+        parts = [part for step in (self._prefill[0], *self._decode[:1]) for part in step.parts]
+        #: By what profiles know a measured request.
+        self.place = place_of(config, device, layout, types, batch=batch, tokens=input + output)
+        self._engine, label, reason = profile.at(self.place, *stand_ins(parts))
+        self._domain = label, reason
+        self._prefill, self._decode = (
+            [replace(step, engine=self._engine) for step in steps] for steps in (self._prefill, self._decode)
+        )
         positions: dict[Any, int] = {}
         self.queries: list[Query] = []
         self._place: list[int] = []
@@ -215,6 +223,7 @@ class EstimatePlan:
             tpot=None if decode_s is None else Bounded.of(decode_s / steps_after),
             memory=self.memory,
             parts=rows,
+            engine_domain=self._domain,
             remarks=self._remarks,
         )
 

@@ -118,6 +118,8 @@ class LLMEstimate(Rendered):
         Mean time of a token in decode.
     parts : list of EstimatePart
         The seconds add up to ``total``.
+    engine_domain : (Label, str)
+        Domain by what the engine's profile was fitted to, and its reason.
     gpus : int
         Devices of the layout.
     remarks : tuple of str
@@ -135,6 +137,7 @@ class LLMEstimate(Rendered):
     tpot: Bounded | None
     memory: Memory
     parts: list[EstimatePart]
+    engine_domain: tuple[Label, str] = ("in", "")
     remarks: tuple[str, ...] = ()
 
     def tables(self) -> list[Table]:
@@ -151,7 +154,7 @@ class LLMEstimate(Rendered):
         parts = ((f"{p.name} of {p.phase}", p.domain, p.seconds, p.domain_reason) for p in self.parts if p.domain)
         domain = TotalDomain.of(parts)
         assert domain is not None
-        return domain
+        return domain.and_of(*self.engine_domain)
 
     @property
     def domain_shares(self) -> dict[Label, float]:

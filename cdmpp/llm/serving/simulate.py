@@ -25,7 +25,7 @@ from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor, tokens_p
 from cdmpp.llm.layout import Layout, Types
 from cdmpp.llm.memory import check_cache, part_memory
 from cdmpp.llm.options import MAX_BATCH, MAX_RATE, MAX_REQUESTS, MAX_TOKENS, MIN_RATE
-from cdmpp.llm.pricing import combined, widened
+from cdmpp.llm.pricing import combined, place_of, stand_ins, widened
 from cdmpp.llm.read import read_config
 from cdmpp.llm.serving.loop import (
     SECONDS_PER_WORK,
@@ -462,6 +462,12 @@ class ServingPlan:
         self.slots = self._pools[-1].slots(longest)
         self.gpus = sum(member.layout.gpus for member in self._pools)
         self.queries = [query for member in self._pools for query in member.costs.queries]
+        types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
+        known = {"tokens": longest} | ({} if concurrency is None else {"batch": concurrency})
+        #: By what profiles know a measured request.
+        self.place = place_of(config, device, layout, types, **known)
+        self._profile, label, reason = profile.at(self.place, *stand_ins(self._pools[-1].costs.parts))
+        self._domain = label, reason
 
     def _checked_warmup(self, warmup: int | None) -> int:
         """The number of requests at the beginning that are left out."""
@@ -560,8 +566,8 @@ class ServingPlan:
             for phase, name, label, token_s, reason in pool.domains
             if phase == wanted and label
         ]
-        total_domain = TotalDomain.of(domains)
-        assert total_domain is not None
+        kernels_domain = TotalDomain.of(domains)
+        assert kernels_domain is not None
         lanes = [lane for replicas in pools for lane in replicas]
         frontend_s = self._profile.host.frontend_s
         return ServingResult(
@@ -581,7 +587,7 @@ class ServingPlan:
             relative_lower=float(lower / point),
             relative_upper=float(upper / point),
             bounds={},
-            total_domain=total_domain,
+            total_domain=kernels_domain.and_of(*self._domain),
             engine=self._profile.name,
             device=self._device.name,
             model_id=model_id,

@@ -103,6 +103,8 @@ class StepCosts:
             *(_Point(pricing(decode(n, half), "drafts"), "drafts") for n in self._batches if drafted),
         ]
         self._own = [self._kept(point) for point in self._points]
+        #: Parts of all steps.
+        self.parts = [part for pricing in self._own for part in pricing.parts]
         self.queries: list[Query] = [query for costs in self._own for query in costs.queries(device)]
 
     def _kept(self, point: _Point) -> StepPricing:

@@ -16,9 +16,9 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.llm import defaults
 from cdmpp.llm.config import LLMConfig
-from cdmpp.llm.engines.profile import Engine, EngineProfile, load_training_engine
+from cdmpp.llm.engines.profile import Engine, EngineProfile, Place, load_training_engine
 from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor
-from cdmpp.llm.memory import parameter_count
+from cdmpp.llm.memory import model_size
 from cdmpp.llm.pricing import KINDS, combined
 from cdmpp.llm.read import read_config
 from cdmpp.llm.training.fitting import smallest_layouts
@@ -54,9 +54,6 @@ Domain = tuple[Label, str | None]
 _NETWORK: Domain = ("near", "the network between nodes has a stated rate")
 _MEMORY: Domain = ("near", "a pass over memory has a stated rate")
 _STATED = "backward passes are partly stated ratios of forward passes"
-#: Standard deviation of log(measured / predicted) of steps that no source of the profile covers: of six sources that
-#: were predicted without their rows, and of sources whose kind (device, attention, network) no profile knew.
-_NEAR_RESIDUAL, _OUT_RESIDUAL = 0.13, 0.22
 #: Standard deviations of a normal distribution from its median to its 90 % quantile.
 _TO_BOUND = 1.2816
 
@@ -368,25 +365,15 @@ class TrainingPlan:
         return self._interval(kinds), names
 
     @property
-    def place(self) -> tuple[str, str, dict[str, float]]:
+    def place(self) -> Place:
         """Device, products and values by which :class:`~cdmpp.llm.engines.profile.MeasuredSteps` knows a step."""
         names = ("gpus", "tp", "pp", "cp", "ep", "sequence", "tokens")
         values = {name: float(getattr(self.layout, name)) for name in names}
-        experts = 1 if self.config.experts is None else self.config.experts.count
-        values |= {"parameters": float(parameter_count(self.config)), "experts": float(experts)}
-        return self.device.name, self.products or self.types.dtype, values
-
-    def _domain(self) -> tuple[Label, str]:
-        """Domain by the steps that the profile was fitted to, and its reason."""
-        departures = self.loop.measured.departures(*self.place)
-        labels: tuple[Label, ...] = ("in", "near", "out")
-        reason = f"no such step was measured with {self.engine.name}: " + ", ".join(departures)
-        return labels[min(2, len(departures))], reason if departures else ""
+        return self.device.name, self.products or self.types.dtype, values | model_size(self.config)
 
     def _interval(self, kinds: Array) -> Array:
         """Point, lower and upper bound: of the kernels, or of steps of this domain where those are wider."""
-        least = {"in": 0.0, "near": _NEAR_RESIDUAL, "out": _OUT_RESIDUAL}[self._domain()[0]]
-        wide = math.exp(_TO_BOUND * max(least, self.engine.residual))
+        wide = math.exp(_TO_BOUND * self.engine.at(self.place)[0].residual)
         point, lower, upper = combined(kinds)
         return np.array([point, min(lower, point / wide), max(upper, point * wide)])
 
@@ -515,7 +502,7 @@ class TrainingPlan:
         point, lower, upper = (float(v) for v in self._interval(kinds))
         domain = TotalDomain.of((name, d[0], seconds, d[1]) for (name, d), seconds in stage.unit.domains.items())
         assert domain is not None
-        label, reason = self._domain()
+        _, label, reason = self.engine.at(self.place)
         flops = model_flops(self.config, layout.sequence) * layout.global_batch * layout.sequence
         peak = self.peak_flops
         return TrainingStep(
