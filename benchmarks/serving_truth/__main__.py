@@ -25,7 +25,8 @@ from benchmarks.report.markdown import fill_document, percent, table
 from benchmarks.report.results import write_result
 from benchmarks.serving_truth import served
 from benchmarks.serving_truth.cells import ROOT, Cell, config_of, read_cells
-from benchmarks.serving_truth.spreads import FIELDS, Source, Spreads, source_of
+from benchmarks.spreads import FIELDS, Miss, plain, residuals
+from benchmarks.spreads import needed as residual_needed
 from cdmpp import LatencyPredictor
 from cdmpp.data.load import public_data_dir
 from cdmpp.devices.registry import lookup
@@ -51,6 +52,8 @@ PRIORS = {"vllm": "trtllm", "trtllm": "vllm", "sglang": "vllm", "vllm-2024": "tr
 SHARE = 60
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+#: Engine, kind of measurement and device.
+Source = tuple[str, str, str]
 
 
 class Remembering:
@@ -220,23 +223,54 @@ def even(cells: Sequence[PricedCell]) -> list[PricedCell]:
     return [group[i] for _, group in sorted(groups.items()) for i in rng.permutation(len(group))[:SHARE]]
 
 
-def all_spreads(cells: Sequence[PricedCell]) -> tuple[Spreads, dict[Source, EngineProfile]]:
-    """Spreads of all sources, and the profile without each source whose engine has others.
+def source_of(row: PricedCell) -> Source:
+    """Engine, kind of measurement and device."""
+    return row.cell.engine, row.cell.source.partition(",")[0], row.cell.device
 
-    The prior is the host of another engine of the same time (:data:`PRIORS`), which never saw the engine's rows.
+
+def misses(rows: Iterable[PricedCell], profile: EngineProfile) -> list[Miss]:
+    """The residuals that cells need."""
+    bare = plain(profile)
+    return [
+        Miss(row.cell.engine, (*source_of(row), row.cell.model), row.placed(bare)[1], needed)
+        for row in rows
+        for needed in [residual_needed(row.figures(bare), row.cell.seconds)]
+    ]
+
+
+class Sources:
+    """Profiles without each source whose engine has others, and the residuals of such profiles.
+
+    The prior of a fit is the host of another engine of the same time (:data:`PRIORS`), which never saw the engine's
+    rows. Where a profile's sources cover a cell, the misses of its own fit count as well; a source that it covers says
+    nothing of those that it does not.
     """
-    profiles: dict[Source, EngineProfile] = {}
-    for source in dict.fromkeys(map(source_of, cells)):
-        others = [row for row in cells if row.cell.engine == source[0] and source_of(row) != source]
-        if others:
-            shipped, other = load_engine(source[0]), load_engine(PRIORS[source[0]]).host
-            names = ("step_s", "sequence_s", "ranks_s")
-            host = shipped.host.model_copy(update={name: getattr(other, name) for name in names})
-            start = shipped.model_copy(update={"kernel_factor": 1.0, "host": host})
-            fit = fitted(even(others), start).profile
-            profiles[source] = fit.model_copy(update={"measured": covering(others, MeasuredSteps())})
-    engines = {name: load_engine(name) for name in {row.cell.engine for row in cells}}
-    return Spreads(cells, engines, profiles), profiles
+
+    def __init__(self, cells: Sequence[PricedCell]) -> None:
+        self._rows: dict[Source, list[PricedCell]] = defaultdict(list)
+        for row in cells:
+            self._rows[source_of(row)].append(row)
+        self.profiles: dict[Source, EngineProfile] = {}
+        for source in self._rows:
+            others = [row for row in cells if row.cell.engine == source[0] and source_of(row) != source]
+            if others:
+                shipped, other = load_engine(source[0]), load_engine(PRIORS[source[0]]).host
+                names = ("step_s", "sequence_s", "ranks_s")
+                host = shipped.host.model_copy(update={name: getattr(other, name) for name in names})
+                fit = fitted(even(others), shipped.model_copy(update={"kernel_factor": 1.0, "host": host})).profile
+                known = covering(others, MeasuredSteps())
+                self.profiles[source] = fit.model_copy(update={"measured": known})
+        self._within = {source: misses(rows, load_engine(source[0])) for source, rows in self._rows.items()}
+        self._between = {source: misses(self._rows[source], profile) for source, profile in self.profiles.items()}
+
+    def residuals(self, profile: EngineProfile, engine: str, without: Source | None = None) -> EngineProfile:
+        """A profile with the residuals of all sources, or of all but one that it was fitted without."""
+        within = {source: found for source, found in self._within.items() if source != without}
+        if without is not None:
+            within |= {source: misses(self._rows[source], profile) for source in within if source[0] == engine}
+        known = [miss for found in within.values() for miss in found if miss.domain == "in"]
+        known += [miss for source, found in self._between.items() if source != without for miss in found]
+        return profile.model_copy(update=residuals(known, engine))
 
 
 def group_result(cells: list[PricedCell], bare: list[PricedCell]) -> dict[str, Any]:
@@ -281,27 +315,33 @@ def run(cells: Sequence[Cell], predictor: Remembering) -> dict[str, Any]:
     priced = [row for row in priced if id(row.cell) in keys]
     bare_of = {id(row.cell): row for row in bare}
     rows = []
-    spreads, profiles = all_spreads(priced)
-    domains = defaultdict[str, list[tuple[PricedCell, Array]]](list)
+    sources = Sources(priced)
+    domains = defaultdict[str, dict[Any, list[PricedCell]]](lambda: defaultdict(list))
+    bounds: dict[int, Array] = {}
     for (source, engine, device), group in grouped(priced).items():
         figures = group_result(group, [bare_of[id(row.cell)] for row in group])
-        profile = profiles.get(source_of(group[0]))
+        profile = sources.profiles.get(source_of(group[0]))
         figures["left_out"] = None
         if profile is not None:
-            profile = spreads.placed(profile, engine, source_of(group[0]))
-            predicted = [row.figures(profile) for row in group]
-            figures["left_out"] = errors(group, np.stack(predicted))
-            for row, bounds in zip(group, predicted, strict=True):
-                domains[row.placed(profile)[1]].append((row, bounds))
+            profile = sources.residuals(profile, engine, source_of(group[0]))
+            bounds |= {id(row): row.figures(profile) for row in group}
+            figures["left_out"] = errors(group, np.stack([bounds[id(row)] for row in group]))
+            for row in group:
+                domains[row.placed(profile)[1]][source_of(row), row.cell.model].append(row)
         rows.append({"source": source, "engine": engine, "device": device, **figures})
     return {
         "command": COMMAND,
         "model_id": predictor.model_id,
         "groups": rows,
         "domains": [
-            {"domain": label, "rows": len(found), **errors([row for row, _ in found], np.stack([b for _, b in found]))}
-            for label, found in ((label, domains[label]) for label in LABELS)
-            if found
+            {
+                "domain": label,
+                "models": len(models),
+                "rows": sum(map(len, models.values())),
+                **{name: float(np.mean([each[name] for each in found])) for name in ("mean", "covered")},
+            }
+            for label, models in ((label, domains[label]) for label in LABELS)
+            for found in [[errors(own, np.stack([bounds[id(row)] for row in own])) for own in models.values()]]
         ],
         "points": {name: _points(group) for name, group in sorted(_sources(priced).items())},
         "by_model": _by(priced, lambda row: row.cell.model),
@@ -346,6 +386,7 @@ def _by(cells: Sequence[PricedCell], key: Any) -> list[dict[str, Any]]:
 def fit_shipped(cells: Sequence[Cell], predictor: Remembering) -> None:
     """Print figures for the shipped profiles."""
     priced, _ = price_all(cells, predictor)
+    sources = Sources(priced)
     engines: dict[str, list[PricedCell]] = defaultdict(list)
     for row in priced:
         engines[row.cell.engine].append(row)
@@ -355,8 +396,10 @@ def fit_shipped(cells: Sequence[Cell], predictor: Remembering) -> None:
         host = profile.host
         print(
             f"{engine}: kernel_factor {profile.kernel_factor:.3f}, step {1e3 * host.step_s:.3f} ms, sequence "
-            f"{1e3 * host.sequence_s:.4f} ms, ranks {1e3 * host.ranks_s:.3f} ms, residual {profile.residual:.3f}"
+            f"{1e3 * host.sequence_s:.4f} ms, ranks {1e3 * host.ranks_s:.3f} ms"
         )
+        spread = sources.residuals(load_engine(engine), engine)
+        print("    " + ", ".join(f"{name} {getattr(spread, name):.3f}" for name in FIELDS))
         for key in sorted(weights):
             rows = [row for row in group if (row.cell.source, row.cell.device, row.cell.model) == key]
             misses = errors(rows, np.stack([row.figures(profile) for row in rows]))
@@ -389,6 +432,11 @@ def pages(result: Mapping[str, Any]) -> dict[str, str]:
             ]
         )
     parts = {"groups": table(header, rows, left=3)}
+    domains = [
+        [d["domain"], f"{d['models']}", f"{d['rows']:,}", percent(d["mean"]), percent(d["covered"], 0)]
+        for d in result["domains"]
+    ]
+    parts["domains"] = table(["domain", "models", "rows", "mean error", "80 % interval covers"], domains)
     header = ["measurement", "engine", "", "rows", "mean error", "median", "predicted over measured, median", "covered"]
     for part in ("by_model", "by_batch"):
         cells = [
