@@ -24,7 +24,7 @@ FIELDS = ("residual", "near_residual", "out_residual")
 
 
 class Miss(NamedTuple):
-    """A measured duration: engine (or kind of engines), its source with the model, domain, and the residual it needs."""
+    """A measured duration: engine (or kind), its source with the model, domain, and the residual that it needs."""
 
     engine: str
     source: Any

@@ -222,7 +222,7 @@ def fit_profile(measured: MeasuredLoad, profile: EngineProfile) -> Calibration:
     source = {"fitted": f"{rows} measurements, from the profile {profile.name}"}
     if left_out is not None:
         source["error"] = f"{100 * _mean_error(left_out):.1f} % mean error on rows left out"
-    kept = {name: text for name, text in profile.source.items() if name not in ("kernel_factor, host", "residual")}
+    kept = {name: text for name, text in profile.source.items() if not name.startswith(("kernel_factor", "residual"))}
     fields = profile.model_dump(exclude_none=True)
     fields |= {
         "name": profile.name if profile.name.endswith("-calibrated") else f"{profile.name}-calibrated",
@@ -492,7 +492,7 @@ class MeasuredBuilder:
         self.add_steps(row, seconds, fields)
 
     def add_steps(self, row: int, seconds: float, steps: Iterable[tuple[float, ...]]) -> None:
-        """Add a duration of steps: kernels, launches, how often, sequences, several ranks, host time, how often again."""
+        """Add a duration of steps: kernels, launches, how often, sequences, several ranks, host time, runs in waves."""
         self._steps += [(len(self._rows), *step) for step in steps]
         self._rows.append(row)
         self._log_s.append(math.log(seconds))

@@ -503,11 +503,10 @@ class ServingPlan:
         for name in BOUNDED:
             if not len(result.measured(name)):
                 continue
-            means = np.array([float(run.measured(name).mean()) for run in runs])
-            if name == "ttft_s":
-                means = widened(means, self._profile.first_residual)
-            means = np.append(means, [float(run.measured(name).mean()) for run in parted])
-            bounds[name] = float(means.min()), float(means.max())
+            means = np.array([float(run.measured(name).mean()) for run in (*runs, *parted)])
+            first_residual = self._profile.first_residual if name == "ttft_s" else 0.0
+            _, lower, upper = widened(np.array([means[0], means.min(), means.max()]), first_residual)
+            bounds[name] = float(lower), float(upper)
         rates = [run.throughput_tokens_per_s for run in runs]
         return replace(result, bounds={**bounds, "throughput_tokens_per_s": (min(rates), max(rates))})
 
