@@ -37,7 +37,7 @@ from cdmpp.llm.engines.profile import KERNELS_ONLY, MeasuredSteps, Place
 from cdmpp.llm.layout import Types
 from cdmpp.llm.memory import weights_read
 from cdmpp.llm.pricing import PricedStep, StepPricing, combined, is_stand_in, place_of, stand_ins
-from cdmpp.llm.serving.calibrate import Calibration, MeasuredBuilder, fit_profile, phase_weights
+from cdmpp.llm.serving.calibrate import Calibration, MeasuredBuilder, fit_profile, phase_runs
 from cdmpp.model.domain.score import LABELS, Label
 
 OUT, DOCUMENT = ROOT / "benchmarks/results/serving_truth.json", ROOT / "docs/serving-accuracy.md"
@@ -146,12 +146,8 @@ def price(cell: Cell, config: LLMConfig, engine: EngineProfile, predictor: Remem
     if cell.seconds < steps * weights_read(config, layout, types) / device.mem_bandwidth_bytes_per_s:
         raise CdmppError("below the time to read the weights")
     prefill, decode_steps = plan.priced(predictor.predict_queries(plan.queries))
-    runs, waved = (
-        np.concatenate([weights[0] * plan.prefill_runs, weights[1] * plan.decode_runs])
-        for share in (1.0, 0.5 if engine.prefill_first else 1.0)
-        for weights in [phase_weights(cell.name, cell.batch, request["output"], cell.closed_loop, share)]
-    )
-    return PricedCell(cell, [*prefill, *decode_steps], runs, waved, plan.place)
+    runs = phase_runs(cell.name, plan, cell.closed_loop, engine)
+    return PricedCell(cell, [*prefill, *decode_steps], *runs, plan.place)
 
 
 def price_all(

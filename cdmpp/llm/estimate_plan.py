@@ -22,7 +22,7 @@ from cdmpp.llm.estimate_result import Bounded, EstimatePart, EstimateSettings, L
 from cdmpp.llm.layout import WEIGHT_ONLY, Layout, Types
 from cdmpp.llm.memory import check_memory
 from cdmpp.llm.operators import Decode, Prefill, Step, StepPart, padded_decode, step_operators
-from cdmpp.llm.options import MAX_BATCH, MAX_MTP, MAX_TOKENS
+from cdmpp.llm.options import MAX_BATCH, MAX_MTP, MAX_TOKENS, check_whole
 from cdmpp.llm.pricing import PricedStep, StepPricing, combined, place_of, stand_ins, widened
 from cdmpp.llm.read import read_config
 from cdmpp.model.domain.score import LABELS
@@ -86,10 +86,7 @@ class EstimatePlan:
             ("input", input, MAX_TOKENS),
             ("output", output, MAX_TOKENS),
         ):
-            if type(value) is not int or not 1 <= value <= most:
-                raise FieldError(
-                    f"{name}: {str(value)[:80]!r} is not allowed", path=name, hint=f"a whole number from 1 to {most}"
-                )
+            check_whole(name, value, most)
         if config.prompt_only is not None:
             output = 1  # the step of the prompt, whose result is the embedding or the score
         made = tokens_per_step(mtp, acceptance)
@@ -432,28 +429,16 @@ def estimate(
     >>> estimate("examples/llm/llama-3.1-8b.json", "h100-sxm", batch=8).decode.point       # doctest: +SKIP
     0.0063
     """
-    predictor = shipped_predictor() if predictor is None else predictor
-    plan = EstimatePlan(
-        read_config(config),
-        resolved_device(device, predictor),
-        tp=tp,
-        pp=pp,
-        ep=ep,
-        dp=dp,
-        batch=batch,
-        input=input,
-        output=output,
-        dtype=dtype,
-        weights=weights,
-        kv_dtype=kv_dtype,
-        engine=engine,
-        framework=framework,
-        cuda_graph=cuda_graph,
-        mtp=mtp,
-        acceptance=acceptance,
-        network=network,
-    )
+    options = locals().copy()
+    predictor, config, device = asked_of(options)
+    plan = EstimatePlan(config, device, **options)
     return plan.estimate(predictor.model_id, predictor.predict_queries(plan.queries))
+
+
+def asked_of(options: dict[str, Any]) -> tuple[Predictor, LLMConfig, DeviceSpec]:
+    """The predictor, model and device of a function's arguments, which keep the others."""
+    predictor = options.pop("predictor") or shipped_predictor()
+    return predictor, read_config(options.pop("config")), resolved_device(options.pop("device"), predictor)
 
 
 @cache

@@ -72,7 +72,7 @@ class MeasuredLoad:
     fixed_s : (steps,)
         Host time that is not fitted: that of several replicas, and of layers outside of a graph.
     waved : (steps,)
-        ``runs`` where requests stay together in waves (:func:`phase_weights`).
+        ``runs`` where requests stay together in waves (:func:`phase_runs`).
     """
 
     row: Indices
@@ -438,12 +438,6 @@ class CalibrationPlan:
                 continue
             prefill, decode = plan.priced(row_predictions)
             for name in names:
-                runs, waved = (
-                    np.concatenate([weights[0] * plan.prefill_runs, weights[1] * plan.decode_runs])
-                    for share in (1.0, 0.5 if profile.prefill_first else 1.0)
-                    for s in [plan.settings]
-                    for weights in [phase_weights(name, s.batch, s.output, row["closed_loop"], share)]
-                )
                 # The engine has no part in the front end of a first token.
                 engine_s = row[name] - profile.host.frontend_s * (name == "ttft_s")
                 if engine_s <= 0:
@@ -452,19 +446,25 @@ class CalibrationPlan:
                         f"{profile.host.frontend_s:.4g} s",
                         hint="leave ttft_s out, or start from a profile with a smaller host.frontend_s",
                     )
-                builder.add(number, engine_s, [*prefill, *decode], runs, waved)
+                builder.add(number, engine_s, [*prefill, *decode], *phase_runs(name, plan, row["closed_loop"], profile))
         return builder.measured()
 
 
-def phase_weights(duration: str, batch: int, output: int, closed_loop: bool, share: float = 1.0) -> tuple[float, float]:
-    """How often prefill and decode of a batch count in one of :data:`DURATIONS`.
+def phase_runs(duration: str, plan: EstimatePlan, closed_loop: bool, engine: EngineProfile) -> tuple[Array, Array]:
+    """How often each priced step counts in one of :data:`DURATIONS`, and where requests stay in waves.
 
-    In a closed loop, each of the other requests in flight is prefilled once between the tokens of a request, or a
-    ``share`` of them: half, where all lengths are equal and prompts run alone, so that requests stay in waves.
+    In a closed loop, each of the other requests in flight is prefilled once between the tokens of a request. In waves,
+    where all lengths are equal and prompts run alone, it is half of them.
     """
-    after = max(output - 1, 1)
-    others = share * (1 - 1 / batch) / after if closed_loop else 0.0
-    return {"total_s": (1.0, 1.0), "ttft_s": (1.0, 0.0), "tpot_s": (others, 1 / after)}[duration]
+    batch, after = plan.settings.batch, max(plan.settings.output - 1, 1)
+    others = (1 - 1 / batch) / after if closed_loop else 0.0
+    prefill, decode = {"total_s": (1.0, 1.0), "ttft_s": (1.0, 0.0), "tpot_s": (others, 1 / after)}[duration]
+    together = 0.5 if engine.prefill_first and duration == "tpot_s" else 1.0
+    runs, waved = (
+        np.concatenate([weight * plan.prefill_runs, decode * plan.decode_runs])
+        for weight in (prefill, together * prefill)
+    )
+    return runs, waved
 
 
 class MeasuredBuilder:

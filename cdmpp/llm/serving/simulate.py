@@ -21,12 +21,11 @@ from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.llm import defaults
 from cdmpp.llm.config import LLMConfig
 from cdmpp.llm.engines.profile import Engine, EngineProfile, load_engine
-from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor, tokens_per_step
+from cdmpp.llm.estimate_plan import asked_of, resolved_device, tokens_per_step
 from cdmpp.llm.layout import Layout, Types
 from cdmpp.llm.memory import check_cache, part_memory
-from cdmpp.llm.options import MAX_BATCH, MAX_RATE, MAX_REQUESTS, MAX_TOKENS, MIN_RATE
+from cdmpp.llm.options import MAX_BATCH, MAX_RATE, MAX_REQUESTS, MAX_TOKENS, MIN_RATE, check_whole
 from cdmpp.llm.pricing import combined, place_of, stand_ins, widened
-from cdmpp.llm.read import read_config
 from cdmpp.llm.serving.loop import (
     SECONDS_PER_WORK,
     STEP_WORK,
@@ -631,7 +630,7 @@ def _requests(
             raise FieldError(f"requests: {len(listed):,}", path="requests", hint=f"1 to {MAX_REQUESTS:,} requests")
         return listed
     if concurrency is not None:
-        _check_whole("concurrency", concurrency, MAX_BATCH)
+        check_whole("concurrency", concurrency, MAX_BATCH)
         count = max(8 * concurrency, 32) if count is None else count
     else:
         assert rate is not None
@@ -647,7 +646,7 @@ def _requests(
         ("output", output, MAX_TOKENS),
         ("count", count, MAX_REQUESTS),
     ):
-        _check_whole(name, value, most)
+        check_whole(name, value, most)
     arrivals = np.zeros(count)
     if rate is not None:
         arrivals = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
@@ -672,13 +671,6 @@ def _request(row: Sequence[float], index: int) -> tuple[float, int, int]:
             hint="(arrival in seconds, tokens of the prompt, tokens of the answer)",
         ) from None
     return arrival, whole[0], whole[1]
-
-
-def _check_whole(name: str, value: Any, most: int) -> None:
-    if type(value) is not int or not 1 <= value <= most:
-        raise FieldError(
-            f"{name}: {str(value)[:80]!r} is not allowed", path=name, hint=f"a whole number from 1 to {most:,}"
-        )
 
 
 def simulate(
@@ -777,33 +769,8 @@ def simulate(
     ... # doctest: +SKIP
     0.0149
     """
-    predictor = shipped_predictor() if predictor is None else predictor
-    plan = ServingPlan(
-        read_config(config),
-        resolved_device(device, predictor),
-        engine=engine,
-        tp=tp,
-        pp=pp,
-        ep=ep,
-        dp=dp,
-        dtype=dtype,
-        weights=weights,
-        kv_dtype=kv_dtype,
-        framework=framework,
-        cuda_graph=cuda_graph,
-        requests=requests,
-        concurrency=concurrency,
-        rate=rate,
-        input=input,
-        output=output,
-        count=count,
-        warmup=warmup,
-        seed=seed,
-        spread=spread,
-        prefix_hit=prefix_hit,
-        mtp=mtp,
-        acceptance=acceptance,
-        network=network,
-        prefill_pool=resolved_pool(prefill_pool, lambda name: resolved_device(name, predictor)),
-    )
+    options = locals().copy()
+    predictor, config, device = asked_of(options)
+    options["prefill_pool"] = resolved_pool(prefill_pool, lambda name: resolved_device(name, predictor))
+    plan = ServingPlan(config, device, **options)
     return plan.run(predictor.model_id, predictor.predict_queries(plan.queries))

@@ -17,10 +17,9 @@ from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.llm import defaults
 from cdmpp.llm.config import LLMConfig
 from cdmpp.llm.engines.profile import Engine, EngineProfile, Place, load_training_engine
-from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor
+from cdmpp.llm.estimate_plan import asked_of
 from cdmpp.llm.memory import model_size
 from cdmpp.llm.pricing import KINDS, combined
-from cdmpp.llm.read import read_config
 from cdmpp.llm.training.fitting import smallest_layouts
 from cdmpp.llm.training.layout import BLOCK_SCALED, Overlap, Recompute, Sharding, TrainingLayout, training_types
 from cdmpp.llm.training.links import BOUNDS, Links
@@ -702,26 +701,7 @@ def training_step(
     ...               global_batch=128, sequence=8192).step_s                                  # doctest: +SKIP
     9.1
     """
-    predictor = shipped_predictor() if predictor is None else predictor
-    options = {
-        "gpus": gpus,
-        "tp": tp,
-        "pp": pp,
-        "virtual_pp": virtual_pp,
-        "cp": cp,
-        "ep": ep,
-        "sharding": sharding,
-        "micro_batch": micro_batch,
-        "global_batch": global_batch,
-        "sequence": sequence,
-        "dtype": dtype,
-        "products": products,
-        "recompute": recompute,
-        "overlap": overlap,
-        "ranks_per_node": ranks_per_node,
-        "network": network,
-    }
-    plan = TrainingPlan.of(
-        read_config(config), resolved_device(device, predictor), load_training_engine(engine), options
-    )
+    options = locals().copy()
+    predictor, config, device = asked_of(options)
+    plan = TrainingPlan.of(config, device, load_training_engine(options.pop("engine")), options)
     return plan.result(predictor.model_id, predictor.predict_queries(plan.queries))
