@@ -259,12 +259,8 @@ class TrainingPlan:
 
     def _group(self, group: str) -> tuple[int, int]:
         """Ranks of a group, and the devices over which they are spread."""
-        layout = self.layout
-        if group == "tp":
-            return layout.tp, layout.tp
-        if group == "cp":
-            return layout.cp, layout.cp * layout.tp
-        return layout.ep, layout.ep
+        tp, cp, ep = self.layout.tp, self.layout.cp, self.layout.ep
+        return {"tp": (tp, tp), "cp": (cp, cp * tp), "ep": (ep, ep)}[group]
 
     def _collective(self, operator: str, size: float, ranks: int, span: int) -> OperatorSpec | None:
         """The program of a collective inside a domain; over the network of the same ranks on one node, None of one."""
@@ -592,14 +588,10 @@ class TrainingPlan:
     @property
     def peak_flops(self) -> float | None:
         """Peak of the device for the type of the products, in flop/s."""
-        names = {"float8_e4m3": "peak_flops_fp8_matrix", "float4_e2m1": "peak_flops_fp4_matrix"}
-        types = {
-            "bfloat16": "peak_flops_bf16_matrix",
-            "float16": "peak_flops_fp16_matrix",
-            "float32": "peak_flops_fp32",
-        }
-        name = names[self.types.weights] if self.types.weights else types[self.types.dtype]
-        value: float | None = getattr(self.device, name, None)
+        names = {"float8_e4m3": "fp8_matrix", "float4_e2m1": "fp4_matrix"}
+        names |= {"bfloat16": "bf16_matrix", "float16": "fp16_matrix", "float32": "fp32"}
+        name = names[self.types.weights or self.types.dtype]
+        value: float | None = getattr(self.device, f"peak_flops_{name}", None)
         # 16-bit types have the same rate; some data sheets print it once.
         return value or (self.device.peak_flops_fp16_matrix if self.types.dtype == "bfloat16" else None)
 
