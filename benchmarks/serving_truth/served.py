@@ -22,7 +22,7 @@ from cdmpp.predict.interface import Predictor
 #: Requests of each client in the published runs; requests of a simulated one, at most.
 EACH, MOST = 10, 1500
 #: Settings of a model on a device that are simulated, evenly chosen.
-MOST_SETTINGS = 12
+MOST_SETTINGS = 8
 _OPEN_LOOP = {
     "meta-llama/Llama-3.1-8B": {"tp": 1},
     "Qwen/Qwen3-32B": {"tp": 2},
