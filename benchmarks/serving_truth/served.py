@@ -11,7 +11,6 @@ import numpy as np
 
 from benchmarks.report.markdown import percent, table
 from benchmarks.serving_truth.cells import Cell, configs_by_name, read_cells, read_table
-from benchmarks.spreads import Miss, needed, spread
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import CdmppError
 from cdmpp.llm import ServingResult, read_config
@@ -21,8 +20,6 @@ from cdmpp.predict.interface import Predictor
 
 #: Requests of each client in the published runs; requests of a simulated one, at most.
 EACH, MOST = 10, 1500
-#: Settings of a model on a device that are simulated, evenly chosen.
-MOST_SETTINGS = 8
 _OPEN_LOOP = {
     "meta-llama/Llama-3.1-8B": {"tp": 1},
     "Qwen/Qwen3-32B": {"tp": 2},
@@ -34,13 +31,10 @@ def run(data: Path, configs: Path, predictor: Predictor) -> dict[str, Any]:
     """Errors at fixed concurrency by engine, device and model, and of requests with Poisson arrivals."""
     measured = _first_tokens(data)
     groups: dict[tuple[str, str, str], list[tuple[float, ...]]] = defaultdict(list)
-    misses: list[Miss] = []
     left_out = Counter[str]()
-    settings = defaultdict[tuple[str, str, str], list[Cell]](list)
     for cell in read_cells(data, configs):
-        if cell.closed_loop:
-            settings[cell.engine, cell.device, cell.model].append(cell)
-    for cell in (cell for group in settings.values() for cell in group[:: -(-len(group) // MOST_SETTINGS)]):
+        if not cell.closed_loop:
+            continue
         try:
             result = _closed_loop(cell, predictor)
         except CdmppError as error:
@@ -50,19 +44,14 @@ def run(data: Path, configs: Path, predictor: Predictor) -> dict[str, Any]:
         # The published mean: the first requests of all clients, and all later ones.
         later_s, tpot_s = (float(result.measured(name).mean()) for name in ("ttft_s", "tpot_s"))
         first_s = (float(result.ttft_s[: cell.batch].mean()) + (EACH - 1) * later_s) / EACH
-        inside = result.bounds["tpot_s"][0] <= cell.seconds <= result.bounds["tpot_s"][1]
-        first_bounds = later_s, *result.bounds["ttft_s"]
-        first = needed(first_bounds, later_s * ttft_s / first_s) if ttft_s > 0 else np.nan
-        source = (cell.engine, cell.device, cell.model)
-        groups[source].append((tpot_s / cell.seconds - 1, first_s / ttft_s - 1, inside, first))
-        misses += [Miss(cell.engine, source, "in", first)] if ttft_s > 0 else []
-    rows, covered_first = [], list[bool]()
+        inside = [
+            result.bounds[name][0] <= mean_s <= result.bounds[name][1]
+            for name, mean_s in (("tpot_s", cell.seconds), ("ttft_s", later_s * ttft_s / first_s))
+        ]
+        groups[cell.engine, cell.device, cell.model].append((tpot_s / cell.seconds - 1, first_s / ttft_s - 1, *inside))
+    rows = []
     for (engine, device, model), errors in sorted(groups.items()):
-        # What first tokens need besides is the spread of other devices and engines.
-        others = [miss for miss in misses if miss.source[:2] != (engine, device)]
-        tpot, ttft, tpot_in, ttft_needs = np.array(errors, dtype=np.float64).T
-        ttft_in = ttft_needs <= spread(others, engine)
-        covered_first += ttft_in[~np.isnan(ttft)].tolist()
+        tpot, ttft, tpot_in, ttft_in = np.array(errors, dtype=np.float64).T
         rows.append(
             {
                 "engine": engine,
@@ -83,8 +72,7 @@ def run(data: Path, configs: Path, predictor: Predictor) -> dict[str, Any]:
         "tpot": float(np.abs(every[:, 0]).mean()),
         "ttft_median": float(np.nanmedian(np.abs(every[:, 1]))),
         "tpot_covered": float(every[:, 2].mean()),
-        "ttft_covered": float(np.mean(covered_first)),
-        "first_residuals": {engine: round(spread(misses, engine), 3) for engine in sorted({m.engine for m in misses})},
+        "ttft_covered": float(every[~np.isnan(every[:, 1]), 3].mean()),
         "answered": len(every),
         "left_out": dict(left_out),
         "open_loop": list(_open_loop(data, configs, predictor)),
@@ -97,7 +85,7 @@ def _closed_loop(cell: Cell, predictor: Predictor) -> ServingResult:
     plan = ServingPlan(
         read_config(cell.config),
         lookup(cell.device),
-        engine=load_engine(cell.engine).model_copy(update={"first_residual": 0.0}),
+        engine=cell.engine,
         concurrency=cell.batch,
         count=count,
         **request,
