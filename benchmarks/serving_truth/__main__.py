@@ -24,18 +24,21 @@ import numpy as np
 from benchmarks.report.markdown import fill_document, percent, table
 from benchmarks.report.results import write_result
 from benchmarks.serving_truth import served
-from benchmarks.serving_truth.cells import ROOT, Cell, read_cells
+from benchmarks.serving_truth.cells import ROOT, Cell, config_of, read_cells
+from benchmarks.spreads import FIELDS, Miss, plain, residuals
+from benchmarks.spreads import needed as residual_needed
 from cdmpp import LatencyPredictor
 from cdmpp.data.load import public_data_dir
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import CdmppError
-from cdmpp.llm import Decode, EstimatePlan, Layout, LLMConfig, read_config, step_operators
+from cdmpp.llm import Decode, EstimatePlan, Layout, LLMConfig, step_operators
 from cdmpp.llm.engines import EngineProfile, load_engine
-from cdmpp.llm.engines.profile import KERNELS_ONLY
+from cdmpp.llm.engines.profile import KERNELS_ONLY, MeasuredSteps, Place
 from cdmpp.llm.layout import Types
 from cdmpp.llm.memory import weights_read
-from cdmpp.llm.pricing import PricedStep, StepPricing, combined, is_stand_in
-from cdmpp.llm.serving.calibrate import MeasuredBuilder, fit_profile, phase_weights
+from cdmpp.llm.pricing import PricedStep, StepPricing, combined, is_stand_in, place_of, stand_ins
+from cdmpp.llm.serving.calibrate import Calibration, MeasuredBuilder, fit_profile, phase_runs
+from cdmpp.model.domain.score import LABELS, Label
 
 OUT, DOCUMENT = ROOT / "benchmarks/results/serving_truth.json", ROOT / "docs/serving-accuracy.md"
 COMMAND = "python -m benchmarks.serving_truth --public-data DIR"
@@ -49,6 +52,8 @@ PRIORS = {"vllm": "trtllm", "trtllm": "vllm", "sglang": "vllm", "vllm-2024": "tr
 SHARE = 60
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
+#: Engine, kind of measurement and device.
+Source = tuple[str, str, str]
 
 
 class Remembering:
@@ -68,20 +73,36 @@ class Remembering:
 
 @dataclass(frozen=True)
 class PricedCell:
-    """A cell with the steps that make its duration, and how often each counts."""
+    """A cell with the steps that make its duration, and how often each counts.
+
+    ``waved``: the same where the clients' requests stay in waves. No source says so; bounds contain both.
+    """
 
     cell: Cell
     steps: list[PricedStep]
     runs: Array
+    waved: Array
+    place: Place
+
+    def placed(self, engine: EngineProfile) -> tuple[EngineProfile, Label, str]:
+        """The profile with the residual of the cell, and the cell's domain by what the profile was fitted to."""
+        return engine.at(self.place, *stand_ins(part for step in self.steps for part in step.parts))
 
     def figures(self, engine: EngineProfile) -> Array:
         """Point, lower and upper bound with an engine's figures in place of those of the pricing."""
-        kinds = 0.0
-        for step, often in zip(self.steps, self.runs.tolist(), strict=True):
-            pricing = replace(step.pricing, engine=engine)
-            factor = engine.kernel_factor / step.pricing.engine.kernel_factor
-            kinds = kinds + often * PricedStep(pricing, step.predictions, factor * step.seconds).kinds()
-        return combined(np.asarray(kinds), engine.residual)
+        profile, *_ = self.placed(engine)
+        steps = np.stack(
+            [
+                PricedStep(
+                    replace(step.pricing, engine=profile),
+                    step.predictions,
+                    profile.kernel_factor / step.pricing.engine.kernel_factor * step.seconds,
+                ).kinds()
+                for step in self.steps
+            ]
+        )
+        both = [combined(np.einsum("s,sfk->fk", runs, steps), profile.residual) for runs in (self.runs, self.waved)]
+        return np.array([both[0][0], min(both[0][1], both[1][1]), max(both[0][2], both[1][2])])
 
     @property
     def stand_in_s(self) -> float:
@@ -112,20 +133,21 @@ def price(cell: Cell, config: LLMConfig, engine: EngineProfile, predictor: Remem
     """
     device, request = lookup(cell.device), cell.request
     layout = Layout(request["tp"], 1, request.get("ep", 1), request.get("dp"))
+    types = Types.of(config, request.get("dtype", "bfloat16"), request.get("weights"))
     if cell.step is not None:
         parts = step_operators(config, layout, cell.step, device=device)
         options = {"sequences": -(-cell.batch // layout.dp), "ranks": layout.tp, "replicas": layout.dp}
         step = StepPricing.of(engine, parts, decode=isinstance(cell.step, Decode), **options)
-        return PricedCell(cell, [step.priced(predictor.predict_queries(step.queries(device)))], np.ones(1))
+        steps_priced = [step.priced(predictor.predict_queries(step.queries(device)))]
+        place = place_of(config, device, layout, types, batch=cell.batch)
+        return PricedCell(cell, steps_priced, np.ones(1), np.ones(1), place)
     plan = EstimatePlan(config, device, engine=engine, lengths=cell.lengths, **request)
-    types = Types.of(config, request.get("dtype", "bfloat16"), request.get("weights"))
     steps = {"total_s": request["output"], "ttft_s": 1, "tpot_s": 1}[cell.name]
     if cell.seconds < steps * weights_read(config, layout, types) / device.mem_bandwidth_bytes_per_s:
         raise CdmppError("below the time to read the weights")
     prefill, decode_steps = plan.priced(predictor.predict_queries(plan.queries))
-    weights = phase_weights(cell.name, cell.batch, request["output"], cell.closed_loop)
-    runs = np.concatenate([weights[0] * plan.prefill_runs, weights[1] * plan.decode_runs])
-    return PricedCell(cell, [*prefill, *decode_steps], runs)
+    runs = phase_runs(cell.name, plan, cell.closed_loop, engine)
+    return PricedCell(cell, [*prefill, *decode_steps], *runs, plan.place)
 
 
 def price_all(
@@ -133,14 +155,8 @@ def price_all(
 ) -> tuple[list[PricedCell], Counter[tuple[str, str, str]]]:
     """All cells with the profile of their engine, or with one; and the reasons of those that have no price."""
     priced, left_out = [], Counter[tuple[str, str, str]]()
-    configs: dict[str, LLMConfig | CdmppError] = {}
     for cell in cells:
-        if cell.config not in configs:
-            try:
-                configs[cell.config] = read_config(cell.config)
-            except CdmppError as error:
-                configs[cell.config] = error
-        config = configs[cell.config]
+        config = config_of(cell.config)
         shipped = load_engine(cell.engine)
         profile = shipped if engine is None else load_engine(engine, shipped.framework)
         try:
@@ -158,12 +174,20 @@ def _reason(message: str) -> str:
     return "does not fit" if " GB on each " in message else message.partition(":")[0]
 
 
-def builder_of(cells: Iterable[PricedCell]) -> MeasuredBuilder:
-    """Durations for a fit."""
+def fitted(cells: Sequence[PricedCell], start: EngineProfile, *, alone: bool = False) -> Calibration:
+    """A fit to cells, which its ``measured`` covers, too; ``alone``: of one source, whose clients may send waves."""
     builder = MeasuredBuilder()
     for number, row in enumerate(cells, 1):
-        builder.add(number, row.cell.seconds, row.steps, row.runs)
-    return builder
+        builder.add(number, row.cell.seconds, row.steps, row.runs, row.waved if alone else row.runs)
+    fit = fit_profile(builder.measured(), start)
+    return replace(fit, profile=fit.profile.model_copy(update={"measured": covering(cells, start.measured)}))
+
+
+def covering(cells: Iterable[PricedCell], measured: MeasuredSteps) -> MeasuredSteps:
+    """What is measured, with cells."""
+    for row in cells:
+        measured = measured.widened(*row.place)
+    return measured
 
 
 def errors(cells: Sequence[PricedCell], figures: Array) -> dict[str, float]:
@@ -195,25 +219,54 @@ def even(cells: Sequence[PricedCell]) -> list[PricedCell]:
     return [group[i] for _, group in sorted(groups.items()) for i in rng.permutation(len(group))[:SHARE]]
 
 
-def source_left_out(cells: Sequence[PricedCell], group: Sequence[PricedCell]) -> dict[str, float] | None:
-    """Errors on a group of a profile that is fitted to the engine's cells of other sources and devices.
+def source_of(row: PricedCell) -> Source:
+    """Engine, kind of measurement and device."""
+    return row.cell.engine, row.cell.source.partition(",")[0], row.cell.device
 
-    The prior is the host of another engine of the same time (:data:`PRIORS`), which never saw the engine's rows.
+
+def misses(rows: Iterable[PricedCell], profile: EngineProfile) -> list[Miss]:
+    """The residuals that cells need."""
+    bare = plain(profile)
+    return [
+        Miss(row.cell.engine, (*source_of(row), row.cell.model), row.placed(bare)[1], needed)
+        for row in rows
+        for needed in [residual_needed(row.figures(bare), row.cell.seconds)]
+    ]
+
+
+class Sources:
+    """Profiles without each source whose engine has others, and the residuals of such profiles.
+
+    The prior of a fit is the host of another engine of the same time (:data:`PRIORS`), which never saw the engine's
+    rows. Where a profile's sources cover a cell, the misses of its own fit count as well; a source that it covers says
+    nothing of those that it does not.
     """
-    key = _source(group[0])
-    others = [row for row in cells if row.cell.engine == group[0].cell.engine and _source(row) != key]
-    if not others:
-        return None
-    shipped = load_engine(group[0].cell.engine)
-    other = load_engine(PRIORS[shipped.name]).host
-    host = shipped.host.model_copy(update={name: getattr(other, name) for name in ("step_s", "sequence_s", "ranks_s")})
-    start = shipped.model_copy(update={"kernel_factor": 1.0, "host": host})
-    profile = fit_profile(builder_of(even(others)).measured(), start).profile
-    return errors(group, np.stack([row.figures(profile) for row in group]))
 
+    def __init__(self, cells: Sequence[PricedCell]) -> None:
+        self._rows: dict[Source, list[PricedCell]] = defaultdict(list)
+        for row in cells:
+            self._rows[source_of(row)].append(row)
+        self.profiles: dict[Source, EngineProfile] = {}
+        for source in self._rows:
+            others = [row for row in cells if row.cell.engine == source[0] and source_of(row) != source]
+            if others:
+                shipped, other = load_engine(source[0]), load_engine(PRIORS[source[0]]).host
+                names = ("step_s", "sequence_s", "ranks_s")
+                host = shipped.host.model_copy(update={name: getattr(other, name) for name in names})
+                fit = fitted(even(others), shipped.model_copy(update={"kernel_factor": 1.0, "host": host})).profile
+                known = covering(others, MeasuredSteps())
+                self.profiles[source] = fit.model_copy(update={"measured": known})
+        self._within = {source: misses(rows, load_engine(source[0])) for source, rows in self._rows.items()}
+        self._between = {source: misses(self._rows[source], profile) for source, profile in self.profiles.items()}
 
-def _source(row: PricedCell) -> tuple[str, str]:
-    return row.cell.source.partition(",")[0], row.cell.device
+    def residuals(self, profile: EngineProfile, engine: str, without: Source | None = None) -> EngineProfile:
+        """A profile with the residuals of all sources, or of all but one that it was fitted without."""
+        within = {source: found for source, found in self._within.items() if source != without}
+        if without is not None:
+            within |= {source: misses(self._rows[source], profile) for source in within if source[0] == engine}
+        known = [miss for found in within.values() for miss in found if miss.domain == "in"]
+        known += [miss for source, found in self._between.items() if source != without for miss in found]
+        return profile.model_copy(update=residuals(known, engine))
 
 
 def group_result(cells: list[PricedCell], bare: list[PricedCell]) -> dict[str, Any]:
@@ -232,9 +285,12 @@ def group_result(cells: list[PricedCell], bare: list[PricedCell]) -> dict[str, A
     draws = []
     for seed in range(DRAWS):
         chosen = set(np.random.default_rng(seed).permutation(len(cells))[:DRAWN].tolist())
-        profile = fit_profile(builder_of(cells[i] for i in sorted(chosen)).measured(), shipped).profile
+        fit = fitted([cells[i] for i in sorted(chosen)], shipped, alone=True)
         others = [row for i, row in enumerate(cells) if i not in chosen]
-        draws.append(errors(others, np.stack([row.figures(profile) for row in others])))
+        same_clients = [
+            replace(row, runs=runs, waved=runs) for row in others for runs in [row.waved if fit.waves else row.runs]
+        ]
+        draws.append(errors(others, np.stack([row.figures(fit.profile) for row in same_clients])))
     result["four_rows"] = {name: float(np.mean([draw[name] for draw in draws])) for name in draws[0]}
     return result
 
@@ -255,14 +311,34 @@ def run(cells: Sequence[Cell], predictor: Remembering) -> dict[str, Any]:
     priced = [row for row in priced if id(row.cell) in keys]
     bare_of = {id(row.cell): row for row in bare}
     rows = []
+    sources = Sources(priced)
+    domains = defaultdict[str, dict[Any, list[PricedCell]]](lambda: defaultdict(list))
+    bounds: dict[int, Array] = {}
     for (source, engine, device), group in grouped(priced).items():
         figures = group_result(group, [bare_of[id(row.cell)] for row in group])
-        figures["left_out"] = source_left_out(priced, group)
+        profile = sources.profiles.get(source_of(group[0]))
+        figures["left_out"] = None
+        if profile is not None:
+            profile = sources.residuals(profile, engine, source_of(group[0]))
+            bounds |= {id(row): row.figures(profile) for row in group}
+            figures["left_out"] = errors(group, np.stack([bounds[id(row)] for row in group]))
+            for row in group:
+                domains[row.placed(profile)[1]][source_of(row), row.cell.model].append(row)
         rows.append({"source": source, "engine": engine, "device": device, **figures})
     return {
         "command": COMMAND,
         "model_id": predictor.model_id,
         "groups": rows,
+        "domains": [
+            {
+                "domain": label,
+                "models": len(models),
+                "rows": sum(map(len, models.values())),
+                **{name: float(np.mean([each[name] for each in found])) for name in ("mean", "covered")},
+            }
+            for label, models in ((label, domains[label]) for label in LABELS)
+            for found in [[errors(own, np.stack([bounds[id(row)] for row in own])) for own in models.values()]]
+        ],
         "points": {name: _points(group) for name, group in sorted(_sources(priced).items())},
         "by_model": _by(priced, lambda row: row.cell.model),
         "by_batch": _by(priced, lambda row: _batch_class(row.cell.batch)),
@@ -306,21 +382,24 @@ def _by(cells: Sequence[PricedCell], key: Any) -> list[dict[str, Any]]:
 def fit_shipped(cells: Sequence[Cell], predictor: Remembering) -> None:
     """Print figures for the shipped profiles."""
     priced, _ = price_all(cells, predictor)
+    sources = Sources(priced)
     engines: dict[str, list[PricedCell]] = defaultdict(list)
     for row in priced:
         engines[row.cell.engine].append(row)
     for engine, group in sorted(engines.items()):
         weights = Counter((row.cell.source, row.cell.device, row.cell.model) for row in group)
-        profile = fit_profile(builder_of(even(group)).measured(), load_engine(engine)).profile
+        profile = fitted(even(group), load_engine(engine)).profile
         host = profile.host
         print(
             f"{engine}: kernel_factor {profile.kernel_factor:.3f}, step {1e3 * host.step_s:.3f} ms, sequence "
-            f"{1e3 * host.sequence_s:.4f} ms, ranks {1e3 * host.ranks_s:.3f} ms, residual {profile.residual:.3f}"
+            f"{1e3 * host.sequence_s:.4f} ms, ranks {1e3 * host.ranks_s:.3f} ms"
         )
+        spread = sources.residuals(load_engine(engine), engine)
+        print("    " + ", ".join(f"{name} {getattr(spread, name):.3f}" for name in FIELDS))
         for key in sorted(weights):
             rows = [row for row in group if (row.cell.source, row.cell.device, row.cell.model) == key]
             misses = errors(rows, np.stack([row.figures(profile) for row in rows]))
-            alone = fit_profile(builder_of(rows).measured(), load_engine(engine)).profile if len(rows) > 3 else profile
+            alone = fitted(rows, load_engine(engine)).profile if len(rows) > 3 else profile
             print(
                 f"    {' '.join(key)}: {len(rows)} rows, {percent(misses['mean'])}, bias {misses['bias']:+.2f}; alone "
                 f"{alone.kernel_factor:.2f}, {1e3 * alone.host.step_s:.2f}, {1e3 * alone.host.sequence_s:.3f}, "
@@ -349,6 +428,11 @@ def pages(result: Mapping[str, Any]) -> dict[str, str]:
             ]
         )
     parts = {"groups": table(header, rows, left=3)}
+    domains = [
+        [d["domain"], f"{d['models']}", f"{d['rows']:,}", percent(d["mean"]), percent(d["covered"], 0)]
+        for d in result["domains"]
+    ]
+    parts["domains"] = table(["domain", "models", "rows", "mean error", "80 % interval covers"], domains)
     header = ["measurement", "engine", "", "rows", "mean error", "median", "predicted over measured, median", "covered"]
     for part in ("by_model", "by_batch"):
         cells = [

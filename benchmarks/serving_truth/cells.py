@@ -16,7 +16,7 @@ import pandas as pd
 
 from cdmpp.devices.registry import lookup
 from cdmpp.errors import CdmppError
-from cdmpp.llm import Decode, Prefill, read_config
+from cdmpp.llm import Decode, LLMConfig, Prefill, read_config
 from cdmpp.llm.operators import Step
 
 #: Single steps of one model and layout: compositions differ by a token, and neighbours say the same.
@@ -129,7 +129,7 @@ def consistent(cells: Sequence[Cell]) -> list[Cell]:
         if cell.closed_loop:
             layout = {name: value for name, value in cell.request.items() if name != "batch"}
             series[str((cell.engine, cell.device, cell.config, layout))].append(cell)
-            settings[str((cell.engine, _known(cell.config), cell.request))].append(cell)
+            settings[str((cell.engine, str(config_of(cell.config)), cell.request))].append(cell)
     wrong = set[int]()
     for group in series.values():
         seconds = np.array([cell.seconds for cell in sorted(group, key=lambda cell: cell.batch)])
@@ -150,12 +150,12 @@ def _rates(name: str) -> np.ndarray[Any, Any]:
 
 
 @cache
-def _known(path: str) -> str:
-    """The architecture of a configuration; its text where it is not known."""
+def config_of(path: str) -> LLMConfig | CdmppError:
+    """The architecture of a configuration, or why it is not known."""
     try:
-        return str(read_config(path))
+        return read_config(path)
     except CdmppError as error:
-        return path + error.message
+        return error
 
 
 def _thinned(cells: Sequence[Cell]) -> Iterator[Cell]:

@@ -17,8 +17,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import numpy as np
 
 from benchmarks.report.markdown import fill_document, percent, table
 from benchmarks.report.results import write_result
+from benchmarks.spreads import Miss, needed, plain, residuals
 from benchmarks.training_truth.left_out import kind_of, left_out_profiles
 from benchmarks.training_truth.rows import PublishedStep, read_rows
 from cdmpp import LatencyPredictor, make_plan
@@ -35,6 +37,7 @@ from cdmpp.llm import TrainingPlan, read_config
 from cdmpp.llm.engines.profile import EngineProfile, load_training_engine
 from cdmpp.llm.training.calibrate import TrainingCalibrationPlan
 from cdmpp.llm.training.memory import active_parameters
+from cdmpp.model.domain.score import LABELS
 from cdmpp.plan.formats import import_request
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -166,6 +169,21 @@ def kind_profile(engine: EngineProfile, source: str) -> EngineProfile:
     return engine if engine.framework != kind.framework else kind
 
 
+def misses(steps: Iterable[PredictedStep], profile: EngineProfile) -> list[Miss]:
+    """The residuals that measured steps need."""
+    bare = plain(profile)
+    return [
+        Miss(
+            kind_of(row.source),
+            (row.source, row.device.name, row.model),
+            bare.at(step.plan.place)[1],
+            needed(step.figures(bare), row.seconds, widest=True),
+        )
+        for step in steps
+        for row in step.rows
+    ]
+
+
 def group_result(steps: list[PredictedStep], predictor: LatencyPredictor) -> dict[str, Any]:
     """Errors of the steps of one source and device."""
     rows = rows_of(steps)
@@ -217,9 +235,19 @@ def run(public_data: Path, configs: Path, predictor: LatencyPredictor) -> dict[s
         for key, steps in groups.items()
     }
     profiles = left_out_profiles(by_kind)
+    between = {key: misses(by_kind[key], profile) for key, profile in profiles.items()}
+    within = {key: misses(steps, steps[0].plan.engine) for key, steps in groups.items()}
+    domains = defaultdict[str, dict[Any, list[float]]](lambda: defaultdict(list))
     for (source, device), steps in sorted(groups.items()):
-        without = [step.figures(profiles[source, device]) for step in by_kind[source, device]]
+        own = (source, device)
+        # The spread of the others: of their steps that shipped profiles cover, and of those left out.
+        others = [m for found in (between, within) for key in found if key != own for m in found[key]]
+        profile = profiles[own].model_copy(update=residuals(others, kind_of(source)))
+        without = [step.figures(profile) for step in by_kind[own]]
         held_out = errors(rows_of(steps), expanded(steps, without))
+        for step, figures in zip(by_kind[own], without, strict=True):
+            label = profile.at(step.plan.place)[1]
+            domains[label][own, step.rows[0].model] += [figures[0] / row.seconds - 1 for row in step.rows]
         entry = {**group_result(steps, predictor), "left_out": held_out}
         results.append({"source": source, "device": device, **entry})
         models: dict[tuple[str, str], list[PredictedStep]] = defaultdict(list)
@@ -246,6 +274,16 @@ def run(public_data: Path, configs: Path, predictor: LatencyPredictor) -> dict[s
         "answerable": len(rows),
         "groups": results,
         "by_model": by_model,
+        "domains": [
+            {"domain": label, "models": len(found), "mean": float(np.mean([np.abs(e).mean() for e in found.values()]))}
+            for label, found in ((label, domains[label]) for label in LABELS)
+            if found
+        ],
+        "residuals": {
+            kind: residuals(every, kind)
+            for every in [[*chain(*between.values(), *within.values())]]
+            for kind in sorted({m.engine for m in every})
+        },
         "memory": memory,
         "left_out": [{"source": s, "reason": reason, "rows": n} for (s, reason), n in sorted(left_out.items())],
         "refused": [{"source": s, "device": d, "reason": r, "rows": n} for (s, d, r), n in sorted(refused.items())],
@@ -282,6 +320,7 @@ def pages(result: Mapping[str, Any]) -> dict[str, str]:
                 "-" if calibrated is None else percent(g["rescaled"]["mean"]),
             ]
         )
+    domains = ", ".join(f"{percent(d['mean'])} {d['domain']} ({d['models']})" for d in result["domains"])
     header_model = ["device", "model", "products", "rows", "error", "predicted over measured, median", "covered"]
     models = [
         [
@@ -309,6 +348,7 @@ def pages(result: Mapping[str, Any]) -> dict[str, str]:
     answered = sum(g["shipped"]["rows"] for g in result["groups"])
     return {
         "groups": table(header, rows, left=2)
+        + f"\n\nMean error of sources left out by domain (models on devices, each counts the same): {domains}."
         + f"\n\nAnswered: {answered} of {result['answerable']} rows. Model {result['model_id']}.",
         "models": table(header_model, models, left=3),
         "left-out": table(["source", "reason", "rows"], left, left=2),

@@ -22,8 +22,8 @@ from cdmpp.llm.estimate_result import Bounded, EstimatePart, EstimateSettings, L
 from cdmpp.llm.layout import WEIGHT_ONLY, Layout, Types
 from cdmpp.llm.memory import check_memory
 from cdmpp.llm.operators import Decode, Prefill, Step, StepPart, padded_decode, step_operators
-from cdmpp.llm.options import MAX_BATCH, MAX_MTP, MAX_TOKENS
-from cdmpp.llm.pricing import PricedStep, StepPricing, combined, widened
+from cdmpp.llm.options import MAX_BATCH, MAX_MTP, MAX_TOKENS, check_whole
+from cdmpp.llm.pricing import PricedStep, StepPricing, combined, place_of, stand_ins, widened
 from cdmpp.llm.read import read_config
 from cdmpp.model.domain.score import LABELS
 from cdmpp.predict.interface import Predictor
@@ -86,10 +86,7 @@ class EstimatePlan:
             ("input", input, MAX_TOKENS),
             ("output", output, MAX_TOKENS),
         ):
-            if type(value) is not int or not 1 <= value <= most:
-                raise FieldError(
-                    f"{name}: {str(value)[:80]!r} is not allowed", path=name, hint=f"a whole number from 1 to {most}"
-                )
+            check_whole(name, value, most)
         if config.prompt_only is not None:
             output = 1  # the step of the prompt, whose result is the embedding or the score
         made = tokens_per_step(mtp, acceptance)
@@ -127,7 +124,7 @@ class EstimatePlan:
             mtp,
             float(acceptance),
         )
-        self._config, self._layout, self._engine = config, layout, profile
+        self._config, self._layout = config, layout
         self._remarks = tuple(_remarks(config, device, types, longest + output, kv_dtype is None, mtp))
 
         def parts_of(step: Step) -> list[StepPart]:
@@ -153,6 +150,14 @@ class EstimatePlan:
         ]
         # Decode steps differ in their attention alone: the rest is asked once.
         self._decode = [_shared(self._decode[0], step) for step in self._decode]
+        parts = [part for step in (self._prefill[0], *self._decode[:1]) for part in step.parts]
+        #: By what profiles know a measured request.
+        self.place = place_of(config, device, layout, types, batch=batch, tokens=input + output)
+        self._engine, label, reason = profile.at(self.place, *stand_ins(parts))
+        self._domain = label, reason
+        self._prefill, self._decode = (
+            [replace(step, engine=self._engine) for step in steps] for steps in (self._prefill, self._decode)
+        )
         positions: dict[Any, int] = {}
         self.queries: list[Query] = []
         self._place: list[int] = []
@@ -215,6 +220,7 @@ class EstimatePlan:
             tpot=None if decode_s is None else Bounded.of(decode_s / steps_after),
             memory=self.memory,
             parts=rows,
+            engine_domain=self._domain,
             remarks=self._remarks,
         )
 
@@ -423,28 +429,16 @@ def estimate(
     >>> estimate("examples/llm/llama-3.1-8b.json", "h100-sxm", batch=8).decode.point       # doctest: +SKIP
     0.0063
     """
-    predictor = shipped_predictor() if predictor is None else predictor
-    plan = EstimatePlan(
-        read_config(config),
-        resolved_device(device, predictor),
-        tp=tp,
-        pp=pp,
-        ep=ep,
-        dp=dp,
-        batch=batch,
-        input=input,
-        output=output,
-        dtype=dtype,
-        weights=weights,
-        kv_dtype=kv_dtype,
-        engine=engine,
-        framework=framework,
-        cuda_graph=cuda_graph,
-        mtp=mtp,
-        acceptance=acceptance,
-        network=network,
-    )
+    options = locals().copy()
+    predictor, config, device = asked_of(options)
+    plan = EstimatePlan(config, device, **options)
     return plan.estimate(predictor.model_id, predictor.predict_queries(plan.queries))
+
+
+def asked_of(options: dict[str, Any]) -> tuple[Predictor, LLMConfig, DeviceSpec]:
+    """The predictor, model and device of a function's arguments, which keep the others."""
+    predictor = options.pop("predictor") or shipped_predictor()
+    return predictor, read_config(options.pop("config")), resolved_device(options.pop("device"), predictor)
 
 
 @cache

@@ -118,6 +118,8 @@ class LLMEstimate(Rendered):
         Mean time of a token in decode.
     parts : list of EstimatePart
         The seconds add up to ``total``.
+    engine_domain : (Label, str)
+        Domain by what the engine's profile was fitted to, and its reason.
     gpus : int
         Devices of the layout.
     remarks : tuple of str
@@ -135,6 +137,7 @@ class LLMEstimate(Rendered):
     tpot: Bounded | None
     memory: Memory
     parts: list[EstimatePart]
+    engine_domain: tuple[Label, str] = ("in", "")
     remarks: tuple[str, ...] = ()
 
     def tables(self) -> list[Table]:
@@ -151,7 +154,7 @@ class LLMEstimate(Rendered):
         parts = ((f"{p.name} of {p.phase}", p.domain, p.seconds, p.domain_reason) for p in self.parts if p.domain)
         domain = TotalDomain.of(parts)
         assert domain is not None
-        return domain
+        return domain.and_of(*self.engine_domain)
 
     @property
     def domain_shares(self) -> dict[Label, float]:
@@ -183,17 +186,9 @@ class LLMEstimate(Rendered):
     def to_dict(self) -> dict[str, Any]:
         """The estimate as JSON values; durations in seconds."""
         figures: dict[str, float | None] = {}
-        durations = (
-            ("prefill", self.prefill),
-            ("decode", self.decode),
-            ("total", self.total),
-            ("ttft", self.ttft),
-            ("tpot", self.tpot),
-        )
-        for name, value in durations:
-            figures[f"{name}_s"] = None if value is None else value.point
-            figures[f"{name}_lower_s"] = None if value is None else value.lower
-            figures[f"{name}_upper_s"] = None if value is None else value.upper
+        for name in ("prefill", "decode", "total", "ttft", "tpot"):
+            for suffix, field in (("", "point"), ("_lower", "lower"), ("_upper", "upper")):
+                figures[f"{name}{suffix}_s"] = getattr(getattr(self, name), field, None)
         figures["throughput_tokens_per_s"] = self.tokens / self.total.point
         figures["throughput_lower_tokens_per_s"] = self.tokens / self.total.upper
         figures["throughput_upper_tokens_per_s"] = self.tokens / self.total.lower
@@ -249,6 +244,7 @@ def estimate_tables(estimates: Sequence[LLMEstimate], parts: int = SHOWN_PARTS) 
         *(f"not included: {name}" for name in first.config.left_out),
         *dict.fromkeys(f"note: {remark}" for e in estimates for remark in e.remarks),
         f"domain by share of the time: {shares}",
+        *(f"{e.settings.device} is near: {e.engine_domain[1]}" for e in estimates if e.engine_domain[0] == "near"),
         *out_reasons((e.settings.device, e) for e in estimates),
         f"interval: 10 % – 90 %; memory: of one GPU; model {first.model_id}",
     ]

@@ -33,6 +33,12 @@ def parameter_count(config: LLMConfig) -> int:
     return halves + total(embedding_tensors(config)) + total(output_tensors(config))
 
 
+def model_size(config: LLMConfig) -> dict[str, float]:
+    """Parameters and experts, by which profiles know the models of measured steps."""
+    experts = 1 if config.experts is None else config.experts.count
+    return {"parameters": float(parameter_count(config)), "experts": float(experts)}
+
+
 Half = TypeVar("Half")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Final, get_args
 
+from cdmpp.errors import FieldError
 from cdmpp.llm import defaults
 from cdmpp.programs.query_options import ProgramFramework
 
@@ -20,6 +21,14 @@ MAX_REQUESTS = 100_000
 #: Requests per second.
 MIN_RATE, MAX_RATE = 1e-6, 1e6
 REQUIRED: Final = ...
+
+
+def check_whole(name: str, value: Any, most: int) -> None:
+    """Raise :class:`FieldError` unless a value is a whole number from 1 to ``most``."""
+    if type(value) is not int or not 1 <= value <= most:
+        raise FieldError(
+            f"{name}: {str(value)[:80]!r} is not allowed", path=name, hint=f"a whole number from 1 to {most}"
+        )
 
 
 @dataclass(frozen=True)

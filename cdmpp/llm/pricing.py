@@ -10,8 +10,10 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
-from cdmpp.llm.engines.profile import DEFAULT_FRAMEWORK, KERNELS_ONLY, EngineProfile, load_engine
-from cdmpp.llm.layout import Layout
+from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.engines.profile import DEFAULT_FRAMEWORK, KERNELS_ONLY, EngineProfile, Place, load_engine
+from cdmpp.llm.layout import Layout, Types
+from cdmpp.llm.memory import model_size
 from cdmpp.llm.mixers import EAGER_LAYERS, STAND_INS
 from cdmpp.llm.operators import Decode, Step, StepPart
 from cdmpp.model.domain.score import LABELS
@@ -36,7 +38,7 @@ STAND_IN_WIDTH = 2.3
 #: Standard deviations of a normal distribution from its median to its 90 % quantile.
 _TO_BOUND = 1.2816
 #: Standard deviation of the log of a time whose kernels are not ``in``: engines run other kernels, or more of them.
-UNSURE_RESIDUAL = 0.3
+UNSURE_RESIDUAL = 0.15
 #: Kinds of kernels by family of their operator; "host" comes last.
 KINDS = ("gemm", "conv", "attention", "moe", "collective", "vector", "host")
 
@@ -68,6 +70,18 @@ def widened(figures: Array, residual: float) -> Array:
     """Point, lower and upper bound, ``(3,)``, with a further standard deviation of the log."""
     logs = np.log(figures / figures[0])
     return np.asarray(figures[0] * np.exp([0.0, *np.hypot(logs[1:], _TO_BOUND * residual) * [-1, 1]]))
+
+
+def place_of(config: LLMConfig, device: DeviceSpec, layout: Layout, types: Types, **values: float) -> Place:
+    """By what profiles know a measured request; ``values``: its ``batch`` and ``tokens``, where they are known."""
+    values |= model_size(config) | {name: float(getattr(layout, name)) for name in ("tp", "pp", "ep", "dp")}
+    return device.name, types.weights or ("bfloat16" if types.bytes == 2 else types.dtype), values
+
+
+def stand_ins(parts: Iterable[StepPart]) -> list[str]:
+    """How steps with parts for which others stand differ from measured ones; empty without such parts."""
+    names = sorted({part.name for part in parts if is_stand_in(part)})
+    return [f"other kernels stand for {', '.join(names)}"] if names else []
 
 
 @dataclass(frozen=True)

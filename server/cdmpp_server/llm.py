@@ -128,6 +128,7 @@ class CalibrateAnswer(AnswerModel):
     after: Annotated[float, Field(description="Error with the fitted profile.")]
     left_out: Annotated[float | None, Field(description="Error of rows left out of the fit; null for two rows.")]
     undetermined: Annotated[list[str], Field(description="What the measurements say little about.")]
+    waves: Annotated[bool, Field(description="Whether requests of closed loops stayed together.")]
 
 
 @with_options(LAYOUT)

@@ -66,6 +66,31 @@ def test_figures_are_found_again(measured: list[dict[str, Any]], predictor: Late
         assert after < before
 
 
+@pytest.mark.parametrize(("share", "waves"), [(1.0, False), (0.5, True)])
+def test_calibration_finds_requests_in_waves(predictor: LatencyPredictor, share: float, waves: bool) -> None:
+    rows = []
+    for batch, output in ((8, 32), (32, 64), (64, 128), (128, 64)):
+        request = {"batch": batch, "input": 1024, "output": output}
+        value = estimate(LLAMA, "h200", engine="sglang", predictor=predictor, **request)
+        assert value.tpot is not None
+        others_s = share * (1 - 1 / batch) / (output - 1) * value.prefill.point
+        rows.append({**request, "closed_loop": True, "tpot_s": value.tpot.point + others_s})
+    result = fit_engine(LLAMA, "h200", rows, "sglang", predictor)
+    assert result.waves is waves and result.after < 0.01
+    # Only prompts that run alone make waves.
+    assert not fit_engine(LLAMA, "h200", rows, "vllm", predictor).waves
+
+
+def test_calibrated_requests_are_covered(measured: list[dict[str, Any]], predictor: LatencyPredictor) -> None:
+    profile = calibrate(LLAMA, "h100-sxm", measured, "vllm", predictor)
+    assert {"h100-sxm", "b200"} <= set(profile.measured.devices)
+    here, there = (
+        estimate(LLAMA, device, engine=profile, batch=16, output=32, predictor=predictor)
+        for device in ("h100-sxm", "a100-sxm4-80gb")
+    )
+    assert here.engine_domain == ("in", "") and there.engine_domain[0] == "near"
+
+
 LOADS: list[dict[str, Any]] = [
     {"batch": 64, "closed_loop": True},
     {"batch": 8, "closed_loop": True},

@@ -24,6 +24,7 @@ from cdmpp.llm import (
     step_operators,
 )
 from cdmpp.llm.engines import EngineProfile, load_engine
+from cdmpp.llm.engines.profile import MeasuredSteps
 from cdmpp.llm.layout import Types, allowed_ep, allowed_tp
 from cdmpp.llm.memory import memory_of, smallest_layout
 from cdmpp.llm.pricing import UNSURE_RESIDUAL, StepPricing, combined
@@ -266,6 +267,27 @@ def test_host_time_adds_to_the_kernels_or_overlaps_them(predictor: LatencyPredic
     assert serial.to_dict()["parts"][-1]["name"] == "host"
 
 
+def test_domain_and_interval_follow_the_measured_requests(predictor: LatencyPredictor) -> None:
+    ranges = dict.fromkeys(("tp", "pp", "ep", "dp", "experts"), (1.0, 1.0))
+    ranges |= {"batch": (4.0, 16.0), "tokens": (256.0, 1024.0), "parameters": (8e9, 8e9)}
+    measured = MeasuredSteps(devices=("h100-sxm",), products=("bfloat16",), ranges=ranges)
+    residuals = {"residual": 0.05, "near_residual": 0.2, "out_residual": 0.4}
+    own = BARE.model_copy(update={**residuals, "measured": measured})
+    requests: tuple[dict[str, Any], ...] = ({"batch": 8}, {"batch": 64}, {"batch": 64, "tp": 4})
+    found = [estimate(LLAMA_8B, "h100-sxm", input=512, engine=own, predictor=predictor, **r) for r in requests]
+    assert [value.engine_domain[0] for value in found] == ["in", "near", "out"]
+    assert found[2].domain_reason.startswith("engine bare; no such step was measured with bare: batch 64, tp 4")
+    assert found[2].domain == "out"
+    widths = [value.total.upper / value.total.lower for value in found]
+    assert widths[0] < widths[1] < widths[2]
+    # Without measured requests, kernels alone decide.
+    assert (
+        estimate(LLAMA_8B, "h100-sxm", input=512, batch=64, engine=BARE, predictor=predictor).engine_domain[0] == "in"
+    )
+    sparse = estimate(EXAMPLES / "qwen3-30b-a3b.json", "h100-sxm", engine=own, batch=8, input=512, predictor=predictor)
+    assert "parameters" in sparse.domain_reason and "experts" in sparse.domain_reason
+
+
 def test_engines_differ_and_contradictions_are_errors(predictor: LatencyPredictor) -> None:
     request: dict[str, Any] = {"tp": 2, "output": 4, "predictor": predictor}
     default, alone, kernels = (
@@ -273,6 +295,7 @@ def test_engines_differ_and_contradictions_are_errors(predictor: LatencyPredicto
         for options in ({}, {"framework": "vllm"}, {"engine": "kernels-only", "framework": "vllm"})
     )
     assert default == alone and default.settings.engine == "vllm" and default.domain_reason.startswith("engine vllm;")
+    assert default.engine_domain[0] == "near" and "device h200" in default.domain_reason
     names = [{part.name for part in value.parts if part.phase == "decode"} for value in (default, kernels)]
     # Fused parts take no time of their own; the host does.
     assert names[1] - names[0] == {"rotary", "kv_cache_save", "attention_norm", "mlp_norm"}
@@ -315,7 +338,7 @@ def test_bounds_of_kinds_add_up_within_a_kind_and_in_quadrature_between_kinds() 
     )
     # Kernels that are not "in" may be others in an engine.
     half = combined(np.array([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 0.0]]))
-    assert half[2] / half[0] == pytest.approx(np.exp(1.2816 * 0.15))
+    assert half[2] / half[0] == pytest.approx(np.exp(1.2816 * UNSURE_RESIDUAL / 2))
 
 
 def test_replicas_divide_the_batch_and_share_the_experts(predictor: LatencyPredictor) -> None:

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from cdmpp.errors import DataError, FieldError
 from cdmpp.llm import defaults
+from cdmpp.model.domain.score import LABELS, Label
 from cdmpp.predict.profiles import CLOSED, Profile
 from cdmpp.programs.query_options import ProgramFramework
 from cdmpp.utils.files import read_toml
@@ -27,18 +28,20 @@ def _different(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+Residual = Annotated[float, Field(strict=True, ge=0, le=2, allow_inf_nan=False)]
 _Names = Annotated[tuple[Annotated[str, Field(max_length=100)], ...], AfterValidator(_different)]
 
 
 class MeasuredSteps(BaseModel):
-    """Training steps that a profile was fitted to.
+    """Steps that a profile was fitted to, or compared with.
 
     Attributes
     ----------
     devices, products : tuple of str
         Names of devices, and types of the products.
     ranges : dict of str to (float, float)
-        Least and most of gpus, tp, pp, cp, ep, sequence, tokens (of a micro-batch on a rank), parameters and experts.
+        Least and most of gpus, tp, pp, cp, ep, sequence, tokens (of a micro-batch on a rank), parameters and experts;
+        of a serving engine: tp, pp, ep, dp, batch, tokens (of a request), parameters and experts.
     """
 
     model_config = CLOSED
@@ -71,6 +74,9 @@ class MeasuredSteps(BaseModel):
     def _named(self, device: str, products: str) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
         return (("device", device, self.devices), ("products", products, self.products))
 
+
+#: Device, type of the products, and values by which :class:`MeasuredSteps` knows a step.
+Place = tuple[str, str, dict[str, float]]
 
 #: Parts that selective recomputation runs again where a profile does not say: attention, norms, activation functions.
 SELECTIVE = ("attention", "window_attention", "attention_norm", "mlp_norm", "activation", "shared_activation")
@@ -174,6 +180,10 @@ class EngineProfile(Profile):
         Part of the device's memory that weights, activations and cache may fill.
     first_residual : float
         The same as ``residual`` of a time to first token, in addition.
+    near_residual, out_residual : float
+        The same as ``residual``, where ``measured`` covers a step but for one difference, or for several.
+    measured : MeasuredSteps
+        Batches and loads that the profile was fitted to; ``training`` has those of a training framework. Empty: all.
     training : TrainingLoop or None
         Of a training framework; None: a serving engine.
     """
@@ -193,13 +203,31 @@ class EngineProfile(Profile):
     schedules_ahead: bool = False
     max_sequences: Annotated[int, Field(strict=True, ge=1, le=1 << 16)] = 256
     cache_share: Annotated[float, Field(strict=True, gt=0, le=1)] = 0.9
-    first_residual: Annotated[float, Field(strict=True, ge=0, le=2, allow_inf_nan=False)] = 0.0
+    first_residual: Residual = 0.0
+    near_residual: Residual = 0.13
+    out_residual: Residual = 0.22
+    measured: MeasuredSteps = MeasuredSteps()
     training: TrainingLoop | None = None
 
     @property
     def frameworks(self) -> tuple[ProgramFramework, ...]:
         """Frameworks whose kernels are predicted in decode; the first one is the engine's."""
         return (self.framework or DEFAULT_FRAMEWORK, *self.also)
+
+    def at(self, place: Place, *differences: str) -> tuple[EngineProfile, Label, str]:
+        """The profile with the residual of a step, the domain of the step by ``measured``, and the reason.
+
+        Parameters
+        ----------
+        differences : str
+            What else sets the step apart from all measured ones.
+        """
+        measured = self.measured if self.training is None else self.training.measured
+        departures = [*measured.departures(*place), *differences] if measured.devices or self.training else []
+        least = (0.0, self.near_residual, max(self.near_residual, self.out_residual))[min(2, len(departures))]
+        reason = f"no such step was measured with {self.name}: {', '.join(departures)}" if departures else ""
+        placed = self.model_copy(update={"residual": max(self.residual, least)})
+        return placed, LABELS[min(2, len(departures))], reason
 
     def runs(self, part: str, ranks: int) -> bool:
         """Whether a part of a decode step takes time of its own."""

@@ -71,6 +71,8 @@ class MeasuredLoad:
         Sequences of the step; 1 where several ranks share a layer.
     fixed_s : (steps,)
         Host time that is not fitted: that of several replicas, and of layers outside of a graph.
+    waved : (steps,)
+        ``runs`` where requests stay together in waves (:func:`phase_runs`).
     """
 
     row: Indices
@@ -82,12 +84,13 @@ class MeasuredLoad:
     sequences: Array
     ranks: Array
     fixed_s: Array
+    waved: Array
 
     def take(self, keep: Indices) -> MeasuredLoad:
         """The durations where ``keep`` holds."""
         steps = keep[self.duration]
         number = np.cumsum(keep) - 1
-        names = ("kernels_s", "launched_s", "runs", "sequences", "ranks", "fixed_s")
+        names = ("kernels_s", "launched_s", "runs", "sequences", "ranks", "fixed_s", "waved")
         parts = (getattr(self, name)[steps] for name in names)
         return MeasuredLoad(self.row[keep], self.log_s[keep], number[self.duration[steps]], *parts)
 
@@ -115,6 +118,8 @@ class Calibration:
         The same for durations of rows that the fit did not see; None for fewer than three rows.
     undetermined : list of str
         Parameters that the measurements say little about, and pairs that they cannot tell apart.
+    waves : bool
+        Whether requests of closed loops stayed together, so that prompts of half of the others delayed a token.
     """
 
     profile: EngineProfile
@@ -123,6 +128,7 @@ class Calibration:
     after: float
     left_out: float | None
     undetermined: list[str]
+    waves: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -191,12 +197,18 @@ def fit_profile(measured: MeasuredLoad, profile: EngineProfile) -> Calibration:
     host, rows = profile.host, len(np.unique(measured.row))
     centre = np.array([profile.kernel_factor, host.step_s, host.sequence_s, host.ranks_s])
     centre = np.log(np.where(centre > 0, centre, _CENTRE))
-    fits = {overlapped: fit(measured, centre, overlapped) for overlapped in (False, True)}
-    # Host time that overlaps the kernels, or does not, only where the rows speak for it.
-    overlapped = host.overlapped
-    if fits[not overlapped].loss < fits[overlapped].loss / SWITCH:
-        overlapped = not overlapped
-    best = fits[overlapped]
+    together = replace(measured, runs=measured.waved)
+    # Host time that overlaps the kernels, or does not, and requests in waves, only where the rows speak for it.
+    usual = (host.overlapped, False)
+    fits = {
+        (overlapped, waves): fit(together if waves else measured, centre, overlapped)
+        for overlapped in (False, True)
+        for waves in (False, True)[: 1 + bool((measured.waved != measured.runs).any())]
+    }
+    likeliest = min(fits, key=lambda choice: fits[choice].loss)
+    overlapped, waves = likeliest if fits[likeliest].loss < fits[usual].loss / SWITCH else usual
+    best = fits[overlapped, waves]
+    measured = together if waves else measured
     errors = measured.predicted(best.parameters, overlapped) - measured.log_s
     left_out = _left_out(measured, centre, overlapped)
     spread = errors if left_out is None else left_out
@@ -210,7 +222,7 @@ def fit_profile(measured: MeasuredLoad, profile: EngineProfile) -> Calibration:
     source = {"fitted": f"{rows} measurements, from the profile {profile.name}"}
     if left_out is not None:
         source["error"] = f"{100 * _mean_error(left_out):.1f} % mean error on rows left out"
-    kept = {name: text for name, text in profile.source.items() if name not in ("kernel_factor, host", "residual")}
+    kept = {name: text for name, text in profile.source.items() if not name.startswith(("kernel_factor", "residual"))}
     fields = profile.model_dump(exclude_none=True)
     fields |= {
         "name": profile.name if profile.name.endswith("-calibrated") else f"{profile.name}-calibrated",
@@ -235,6 +247,7 @@ def fit_profile(measured: MeasuredLoad, profile: EngineProfile) -> Calibration:
         _mean_error(errors),
         None if left_out is None else _mean_error(left_out),
         _undetermined(measured, best.covariance),
+        waves,
     )
 
 
@@ -408,7 +421,11 @@ class CalibrationPlan:
         # Which steps requests share depends on how fast they are.
         for _ in range(REPEATS if any(isinstance(plan, LoadRow) for plan, _ in self._plans) else 0):
             result = fit_profile(self._measured(shared_values, result.profile), self._profile)
-        return replace(result, before=before)
+        known = result.profile.measured
+        for plan, _ in self._plans:
+            known = known.widened(*plan.place)
+        profile = result.profile.model_copy(update={"measured": known})
+        return replace(result, before=before, profile=profile)
 
     def _measured(self, predictions: Sequence[Sequence[Prediction]], profile: EngineProfile) -> MeasuredLoad:
         """The durations, with the steps of rows under load as an engine makes them."""
@@ -421,8 +438,6 @@ class CalibrationPlan:
                 continue
             prefill, decode = plan.priced(row_predictions)
             for name in names:
-                weights = phase_weights(name, plan.settings.batch, plan.settings.output, row["closed_loop"])
-                runs = [weights[0] * plan.prefill_runs, weights[1] * plan.decode_runs]
                 # The engine has no part in the front end of a first token.
                 engine_s = row[name] - profile.host.frontend_s * (name == "ttft_s")
                 if engine_s <= 0:
@@ -431,18 +446,25 @@ class CalibrationPlan:
                         f"{profile.host.frontend_s:.4g} s",
                         hint="leave ttft_s out, or start from a profile with a smaller host.frontend_s",
                     )
-                builder.add(number, engine_s, [*prefill, *decode], np.concatenate(runs))
+                builder.add(number, engine_s, [*prefill, *decode], *phase_runs(name, plan, row["closed_loop"], profile))
         return builder.measured()
 
 
-def phase_weights(duration: str, batch: int, output: int, closed_loop: bool) -> tuple[float, float]:
-    """How often prefill and decode of a batch count in one of :data:`DURATIONS`.
+def phase_runs(duration: str, plan: EstimatePlan, closed_loop: bool, engine: EngineProfile) -> tuple[Array, Array]:
+    """How often each priced step counts in one of :data:`DURATIONS`, and where requests stay in waves.
 
-    In a closed loop, each of the other requests in flight is prefilled once between the tokens of a request.
+    In a closed loop, each of the other requests in flight is prefilled once between the tokens of a request. In waves,
+    where all lengths are equal and prompts run alone, it is half of them.
     """
-    after = max(output - 1, 1)
+    batch, after = plan.settings.batch, max(plan.settings.output - 1, 1)
     others = (1 - 1 / batch) / after if closed_loop else 0.0
-    return {"total_s": (1.0, 1.0), "ttft_s": (1.0, 0.0), "tpot_s": (others, 1 / after)}[duration]
+    prefill, decode = {"total_s": (1.0, 1.0), "ttft_s": (1.0, 0.0), "tpot_s": (others, 1 / after)}[duration]
+    together = 0.5 if engine.prefill_first and duration == "tpot_s" else 1.0
+    runs, waved = (
+        np.concatenate([weight * plan.prefill_runs, decode * plan.decode_runs])
+        for weight in (prefill, together * prefill)
+    )
+    return runs, waved
 
 
 class MeasuredBuilder:
@@ -453,20 +475,24 @@ class MeasuredBuilder:
         self._log_s: list[float] = []
         self._steps: list[tuple[float, ...]] = []
 
-    def add(self, row: int, seconds: float, steps: Sequence[PricedStep], runs: Array) -> None:
-        """Add a duration; ``runs`` says how often each step counts."""
+    def add(
+        self, row: int, seconds: float, steps: Sequence[PricedStep], runs: Array, waved: Array | None = None
+    ) -> None:
+        """Add a duration; ``runs`` says how often each step counts, ``waved`` where requests stay in waves."""
         fields = []
-        for step, often in zip(steps, runs.tolist(), strict=True):
+        for step, often, together in zip(
+            steps, runs.tolist(), (runs if waved is None else waved).tolist(), strict=True
+        ):
             pricing = step.pricing
             kernels_s = float(step.seconds[0].sum()) / pricing.engine.kernel_factor
             host = pricing.engine.host
             launched_s = pricing.launches * host.launch_s
             ranks, fixed_s = pricing.ranks > 1, host.replicas_s * (pricing.replicas > 1) + pricing.eager_s
-            fields.append((kernels_s, launched_s, often, pricing.sequences, ranks, fixed_s))
+            fields.append((kernels_s, launched_s, often, pricing.sequences, ranks, fixed_s, together))
         self.add_steps(row, seconds, fields)
 
     def add_steps(self, row: int, seconds: float, steps: Iterable[tuple[float, ...]]) -> None:
-        """Add a duration of steps: kernels, launches, how often, sequences, several ranks, and further host time."""
+        """Add a duration of steps: kernels, launches, how often, sequences, several ranks, host time, runs in waves."""
         self._steps += [(len(self._rows), *step) for step in steps]
         self._rows.append(row)
         self._log_s.append(math.log(seconds))

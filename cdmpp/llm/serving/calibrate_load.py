@@ -65,7 +65,8 @@ class LoadRow:
         if self._together:
             load = {"requests": [(0.0, request["input"], request["output"])] * count}
         self._options = (config, device, {**request, **load, "most_work": most_work})
-        self.queries = ServingPlan(config, device, engine=profile, **self._options[2]).queries
+        plan = ServingPlan(config, device, engine=profile, **self._options[2])
+        self.queries, self.place = plan.queries, plan.place
 
     def steps(
         self, names: Sequence[str], predictions: Iterable[Prediction], profile: EngineProfile
@@ -102,7 +103,7 @@ class LoadRow:
             sums = np.stack([np.bincount(groups, runs * column) for column in per_step])
             sums = sums[:, sums[0] > 0]
             yield [
-                (kernels, launched, often, several, ranks, fixed_s + eager)
+                (kernels, launched, often, several, ranks, fixed_s + eager, often)
                 for often, several, kernels, launched, eager in np.vstack([sums[:1], sums[1:] / sums[0]]).T.tolist()
             ]
 

@@ -21,12 +21,11 @@ from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.llm import defaults
 from cdmpp.llm.config import LLMConfig
 from cdmpp.llm.engines.profile import Engine, EngineProfile, load_engine
-from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor, tokens_per_step
+from cdmpp.llm.estimate_plan import asked_of, resolved_device, tokens_per_step
 from cdmpp.llm.layout import Layout, Types
 from cdmpp.llm.memory import check_cache, part_memory
-from cdmpp.llm.options import MAX_BATCH, MAX_RATE, MAX_REQUESTS, MAX_TOKENS, MIN_RATE
-from cdmpp.llm.pricing import combined, widened
-from cdmpp.llm.read import read_config
+from cdmpp.llm.options import MAX_BATCH, MAX_RATE, MAX_REQUESTS, MAX_TOKENS, MIN_RATE, check_whole
+from cdmpp.llm.pricing import combined, place_of, stand_ins, widened
 from cdmpp.llm.serving.loop import (
     SECONDS_PER_WORK,
     STEP_WORK,
@@ -462,6 +461,12 @@ class ServingPlan:
         self.slots = self._pools[-1].slots(longest)
         self.gpus = sum(member.layout.gpus for member in self._pools)
         self.queries = [query for member in self._pools for query in member.costs.queries]
+        types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
+        known = {"tokens": longest} | ({} if concurrency is None else {"batch": concurrency})
+        #: By what profiles know a measured request.
+        self.place = place_of(config, device, layout, types, **known)
+        self._profile, label, reason = profile.at(self.place, *stand_ins(self._pools[-1].costs.parts))
+        self._domain = label, reason
 
     def _checked_warmup(self, warmup: int | None) -> int:
         """The number of requests at the beginning that are left out."""
@@ -497,11 +502,10 @@ class ServingPlan:
         for name in BOUNDED:
             if not len(result.measured(name)):
                 continue
-            means = np.array([float(run.measured(name).mean()) for run in runs])
-            if name == "ttft_s":
-                means = widened(means, self._profile.first_residual)
-            means = np.append(means, [float(run.measured(name).mean()) for run in parted])
-            bounds[name] = float(means.min()), float(means.max())
+            means = np.array([float(run.measured(name).mean()) for run in (*runs, *parted)])
+            first_residual = self._profile.first_residual if name == "ttft_s" else 0.0
+            _, lower, upper = widened(np.array([means[0], means.min(), means.max()]), first_residual)
+            bounds[name] = float(lower), float(upper)
         rates = [run.throughput_tokens_per_s for run in runs]
         return replace(result, bounds={**bounds, "throughput_tokens_per_s": (min(rates), max(rates))})
 
@@ -560,8 +564,8 @@ class ServingPlan:
             for phase, name, label, token_s, reason in pool.domains
             if phase == wanted and label
         ]
-        total_domain = TotalDomain.of(domains)
-        assert total_domain is not None
+        kernels_domain = TotalDomain.of(domains)
+        assert kernels_domain is not None
         lanes = [lane for replicas in pools for lane in replicas]
         frontend_s = self._profile.host.frontend_s
         return ServingResult(
@@ -581,7 +585,7 @@ class ServingPlan:
             relative_lower=float(lower / point),
             relative_upper=float(upper / point),
             bounds={},
-            total_domain=total_domain,
+            total_domain=kernels_domain.and_of(*self._domain),
             engine=self._profile.name,
             device=self._device.name,
             model_id=model_id,
@@ -626,7 +630,7 @@ def _requests(
             raise FieldError(f"requests: {len(listed):,}", path="requests", hint=f"1 to {MAX_REQUESTS:,} requests")
         return listed
     if concurrency is not None:
-        _check_whole("concurrency", concurrency, MAX_BATCH)
+        check_whole("concurrency", concurrency, MAX_BATCH)
         count = max(8 * concurrency, 32) if count is None else count
     else:
         assert rate is not None
@@ -642,7 +646,7 @@ def _requests(
         ("output", output, MAX_TOKENS),
         ("count", count, MAX_REQUESTS),
     ):
-        _check_whole(name, value, most)
+        check_whole(name, value, most)
     arrivals = np.zeros(count)
     if rate is not None:
         arrivals = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
@@ -667,13 +671,6 @@ def _request(row: Sequence[float], index: int) -> tuple[float, int, int]:
             hint="(arrival in seconds, tokens of the prompt, tokens of the answer)",
         ) from None
     return arrival, whole[0], whole[1]
-
-
-def _check_whole(name: str, value: Any, most: int) -> None:
-    if type(value) is not int or not 1 <= value <= most:
-        raise FieldError(
-            f"{name}: {str(value)[:80]!r} is not allowed", path=name, hint=f"a whole number from 1 to {most:,}"
-        )
 
 
 def simulate(
@@ -772,33 +769,8 @@ def simulate(
     ... # doctest: +SKIP
     0.0149
     """
-    predictor = shipped_predictor() if predictor is None else predictor
-    plan = ServingPlan(
-        read_config(config),
-        resolved_device(device, predictor),
-        engine=engine,
-        tp=tp,
-        pp=pp,
-        ep=ep,
-        dp=dp,
-        dtype=dtype,
-        weights=weights,
-        kv_dtype=kv_dtype,
-        framework=framework,
-        cuda_graph=cuda_graph,
-        requests=requests,
-        concurrency=concurrency,
-        rate=rate,
-        input=input,
-        output=output,
-        count=count,
-        warmup=warmup,
-        seed=seed,
-        spread=spread,
-        prefix_hit=prefix_hit,
-        mtp=mtp,
-        acceptance=acceptance,
-        network=network,
-        prefill_pool=resolved_pool(prefill_pool, lambda name: resolved_device(name, predictor)),
-    )
+    options = locals().copy()
+    predictor, config, device = asked_of(options)
+    options["prefill_pool"] = resolved_pool(prefill_pool, lambda name: resolved_device(name, predictor))
+    plan = ServingPlan(config, device, **options)
     return plan.run(predictor.model_id, predictor.predict_queries(plan.queries))

@@ -6,10 +6,9 @@ together; each phase has attention kernels of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from copy import copy
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -103,6 +102,8 @@ class StepCosts:
             *(_Point(pricing(decode(n, half), "drafts"), "drafts") for n in self._batches if drafted),
         ]
         self._own = [self._kept(point) for point in self._points]
+        #: Parts of all steps.
+        self.parts = [part for pricing in self._own for part in pricing.parts]
         self.queries: list[Query] = [query for costs in self._own for query in costs.queries(device)]
 
     def _kept(self, point: _Point) -> StepPricing:
@@ -129,36 +130,31 @@ class StepCosts:
         steps_of: dict[str, list[PricedStep]] = {}
         for point, step in zip(self._points, steps, strict=True):
             steps_of.setdefault(point.kind, []).append(step)
-        seconds = {kind: np.array([step.seconds[0].sum() for step in kept]) for kind, kept in steps_of.items()}
-        launches = max(step.pricing.launches for step in steps_of["prefill"])
-        decode_launches = steps_of["rest"][0].pricing.launches + steps_of["attention"][0].pricing.launches
-        eager_s = steps_of["prefill"][0].pricing.eager_s
+        grids = {"attention": (len(self._batches), -1), "chunk": (len(self._chunks), -1)}
+        # A small step takes no longer than a larger one, to whose size an engine could pad it.
+        seconds: dict[str, Any] = {"drafts": np.zeros(len(self._batches))} | {
+            kind: _growing(np.array([step.seconds[0].sum() for step in kept]).reshape(grids.get(kind, (-1,))))
+            for kind, kept in steps_of.items()
+        }
         # Bounds of decode steps stand for those of all durations.
         middle = len(self._batches) // 2
         decode = steps_of["rest"][middle], steps_of["attention"][middle * len(self._cached)]
-        kinds = decode[0].kinds() + decode[1].kinds()
-        domains = _domains("decode", decode, self._batches[middle])
         prompt = (steps_of[kind][-1] for kind in ("prefill", "output", "chunk"))
-        domains += _domains("prefill", prompt, self._tokens[-1])
+        domains = _domains("decode", decode, self._batches[middle])
         return StepTables(
-            self._engine,
-            self._layout,
-            self._drafted,
-            self._batches,
-            self._tokens,
-            self._chunks,
-            self._cached,
-            seconds["rest"],
-            seconds["attention"].reshape(len(self._batches), len(self._cached)),
-            seconds["prefill"],
-            seconds["output"],
-            seconds["chunk"].reshape(len(self._chunks), len(self._cached)),
-            seconds.get("drafts", np.zeros(len(self._batches))),
-            launches,
-            decode_launches,
-            eager_s,
-            kinds,
-            domains,
+            **seconds,
+            engine=self._engine,
+            layout=self._layout,
+            drafted=self._drafted,
+            batches=self._batches,
+            tokens=self._tokens,
+            chunks=self._chunks,
+            cached=self._cached,
+            launches=max(step.pricing.launches for step in steps_of["prefill"]),
+            decode_launches=sum(steps_of[kind][0].pricing.launches for kind in ("rest", "attention")),
+            eager_s=steps_of["prefill"][0].pricing.eager_s,
+            kinds=decode[0].kinds() + decode[1].kinds(),
+            domains=domains + _domains("prefill", prompt, self._tokens[-1]),
         )
 
 
@@ -177,68 +173,72 @@ def _growing(values: Array) -> Array:
     return values
 
 
+@dataclass(frozen=True)
 class StepTables:
-    """Seconds of steps by their composition; all but the host's time is interpolated linearly."""
+    """Seconds of steps by their composition; all but the host's time is interpolated linearly.
 
-    def __init__(
-        self,
-        engine: EngineProfile,
-        layout: Layout,
-        drafted: int,
-        batches: Array,
-        tokens: Array,
-        chunks: Array,
-        cached: Array,
-        rest: Array,
-        attention: Array,
-        prefill: Array,
-        output: Array,
-        chunk: Array,
-        drafts: Array,
-        launches: int,
-        decode_launches: int,
-        eager_s: float,
-        kinds: Array,
-        domains: list[TokenDomain],
-    ) -> None:
-        self._engine, self._layout, self._drafted = engine, layout, drafted
-        self._batches, self._tokens, self._chunks, self._cached = batches, tokens, chunks, cached
-        # A small step takes no longer than a larger one, to whose size an engine could pad it.
-        self._rest, self._prefill, self._output, self._attention, self._chunk, self._drafts = map(
-            _growing, (rest, prefill, output, attention, chunk, drafts)
-        )
-        self.eager_s = eager_s
-        self.launched_s = 0.0 if engine.graph_prefill else launches * engine.host.launch_s
-        self.decode_launched_s = decode_launches * engine.host.launch_s
-        #: Seconds by kind of a decode step in the middle of the tables (:func:`cdmpp.llm.pricing.combined`).
-        self.kinds = kinds
-        #: Domains of the parts of that step and of a step of prompts: phase, name, domain, seconds a token, reason.
-        self.domains = domains
-        self._scale = 1.0
-        self._decode_row = lru_cache(4096)(self._row)
+    Attributes
+    ----------
+    kinds : (4, kinds)
+        Seconds by kind of a decode step in the middle of the tables (:func:`cdmpp.llm.pricing.combined`).
+    domains : list of (phase, name, domain, seconds a token, reason)
+        Of the parts of that step and of a step of prompts.
+    """
+
+    engine: EngineProfile
+    layout: Layout
+    drafted: int
+    batches: Array
+    tokens: Array
+    chunks: Array
+    cached: Array
+    rest: Array
+    attention: Array
+    prefill: Array
+    output: Array
+    chunk: Array
+    drafts: Array
+    launches: int
+    decode_launches: int
+    eager_s: float
+    kinds: Array
+    domains: list[TokenDomain]
+    scale: float = 1.0
+
+    @cached_property
+    def launched_s(self) -> float:
+        """Seconds in which the host launches the kernels of a step with prompts."""
+        return 0.0 if self.engine.graph_prefill else self.launches * self.engine.host.launch_s
+
+    @cached_property
+    def decode_launched_s(self) -> float:
+        """The same of a decode step."""
+        return self.decode_launches * self.engine.host.launch_s
 
     def scaled(self, factor: float) -> StepTables:
         """The tables of steps that take ``factor`` times as long."""
-        tables = copy(self)
-        tables._scale = factor
-        return tables
+        return replace(self, scale=factor)
+
+    @cached_property
+    def _decode_row(self) -> Callable[[int], tuple[float, Array]]:
+        return lru_cache(4096)(self._row)
 
     def _row(self, sequences: int) -> tuple[float, Array]:
         """Seconds of a decode step beside its attention, host included, and of the attention by cached tokens."""
-        at = float(min(max(sequences, self._batches[0]), self._batches[-1]))
-        high = int(np.searchsorted(self._batches, at))
+        at = float(min(max(sequences, self.batches[0]), self.batches[-1]))
+        high = int(np.searchsorted(self.batches, at))
         if high == 0:
-            attention = self._attention[0]
+            attention = self.attention[0]
         else:
             low = high - 1
-            share = (at - self._batches[low]) / (self._batches[high] - self._batches[low])
-            attention = (1 - share) * self._attention[low] + share * self._attention[high]
-        return float(np.interp(at, self._batches, self._rest)), attention
+            share = (at - self.batches[low]) / (self.batches[high] - self.batches[low])
+            attention = (1 - share) * self.attention[low] + share * self.attention[high]
+        return float(np.interp(at, self.batches, self.rest)), attention
 
     def decode_kernels_s(self, sequences: int, cached: Array) -> Array:
         """Kernels of decode steps of ``sequences`` behind ``cached`` tokens each, on average; (steps,)."""
         rest, attention = self._decode_row(sequences)
-        return np.asarray(rest + np.interp(cached, self._cached, attention))
+        return np.asarray(rest + np.interp(cached, self.cached, attention))
 
     def decode_s(self, kernels_s: Array, sequences: int) -> Array:
         """Seconds of decode steps of ``sequences`` with such kernels; (steps,)."""
@@ -261,31 +261,31 @@ class StepTables:
         cached : float
             Their cached tokens, on average.
         """
-        tokens_per_sequence = 1 + self._drafted
+        tokens_per_sequence = 1 + self.drafted
         tokens = sequences * tokens_per_sequence + sum(new for new, _ in chunks)
-        seconds = float(np.interp(tokens, self._tokens, self._prefill))
+        seconds = float(np.interp(tokens, self.tokens, self.prefill))
         seconds += float(
-            np.interp(sequences * tokens_per_sequence + len(chunks), self._batches * tokens_per_sequence, self._output)
+            np.interp(sequences * tokens_per_sequence + len(chunks), self.batches * tokens_per_sequence, self.output)
         )
         # One call takes all chunks: its fixed cost counts once.
-        fixed = float(self._chunk[0, 0])
+        fixed = float(self.chunk[0, 0])
         seconds += fixed + sum(self._chunk_s(new, past) - fixed for new, past in chunks)
         if sequences:
-            seconds += float(np.interp(cached, self._cached, self._decode_row(sequences)[1]))
-            seconds += float(np.interp(sequences, self._batches, self._drafts))
+            seconds += float(np.interp(cached, self.cached, self._decode_row(sequences)[1]))
+            seconds += float(np.interp(sequences, self.batches, self.drafts))
         return seconds
 
     def _chunk_s(self, new: int, past: int) -> float:
-        at = int(np.searchsorted(self._chunks, new))
-        if at == 0 or at == len(self._chunks):
-            row = self._chunk[min(at, len(self._chunks) - 1)]
-            return float(np.interp(past, self._cached, row))
-        low, high = self._chunks[at - 1], self._chunks[at]
+        at = int(np.searchsorted(self.chunks, new))
+        if at == 0 or at == len(self.chunks):
+            row = self.chunk[min(at, len(self.chunks) - 1)]
+            return float(np.interp(past, self.cached, row))
+        low, high = self.chunks[at - 1], self.chunks[at]
         share = (new - low) / (high - low)
-        below, above = (float(np.interp(past, self._cached, self._chunk[i])) for i in (at - 1, at))
+        below, above = (float(np.interp(past, self.cached, self.chunk[i])) for i in (at - 1, at))
         return float((1 - share) * below + share * above)
 
     def _with_host(self, device_s: Array, sequences: int) -> Array:
-        host = self._engine.host
-        host_s = host.step(sequences, self._layout.tp, self._layout.dp)
-        return np.asarray(self._scale * (np.maximum(device_s, host_s) if host.overlapped else device_s + host_s))
+        host = self.engine.host
+        host_s = host.step(sequences, self.layout.tp, self.layout.dp)
+        return np.asarray(self.scale * (np.maximum(device_s, host_s) if host.overlapped else device_s + host_s))

@@ -10,7 +10,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.llm.config import LLMConfig
 from cdmpp.llm.layout import Layout, Types, allowed_tp
-from cdmpp.llm.options import MAX_GLOBAL_BATCH, MAX_RANKS, MAX_SEQUENCE
+from cdmpp.llm.options import MAX_GLOBAL_BATCH, MAX_RANKS, MAX_SEQUENCE, check_whole
 
 Sharding = Literal["none", "optimizer", "fsdp"]
 Recompute = Literal["none", "selective", "full"]
@@ -157,14 +157,6 @@ class TrainingLayout:
         names = ("tp", "pp", "virtual_pp", "cp", "ep")
         degrees = [f"{name}={getattr(self, name)}" for name in names if getattr(self, name) > 1 or name in ("tp", "pp")]
         return ", ".join([*degrees, f"micro_batch={self.micro_batch}", self.sharding, f"recompute {self.recompute}"])
-
-
-def check_whole(name: str, value: Any, most: int) -> None:
-    """Raise :class:`FieldError` unless a value is a whole number from 1 to ``most``."""
-    if type(value) is not int or not 1 <= value <= most:
-        raise FieldError(
-            f"{name}: {str(value)[:80]!r} is not allowed", path=name, hint=f"a whole number from 1 to {most}"
-        )
 
 
 def _divides(config: LLMConfig, tp: int) -> bool:

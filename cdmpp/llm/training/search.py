@@ -12,10 +12,10 @@ from cdmpp.llm import defaults
 from cdmpp.llm.config import LLMConfig
 from cdmpp.llm.engines.profile import Engine, load_training_engine
 from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor
-from cdmpp.llm.options import MAX_GLOBAL_BATCH
+from cdmpp.llm.options import MAX_GLOBAL_BATCH, check_whole
 from cdmpp.llm.read import read_config
 from cdmpp.llm.training.fitting import candidates, rough_cost
-from cdmpp.llm.training.layout import Overlap, Sharding, TrainingLayout, check_whole, training_types
+from cdmpp.llm.training.layout import Overlap, Sharding, TrainingLayout, training_types
 from cdmpp.llm.training.links import Links
 from cdmpp.llm.training.memory import training_memory
 from cdmpp.llm.training.result import LayoutSearch

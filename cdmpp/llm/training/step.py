@@ -16,11 +16,10 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.llm import defaults
 from cdmpp.llm.config import LLMConfig
-from cdmpp.llm.engines.profile import Engine, EngineProfile, load_training_engine
-from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor
-from cdmpp.llm.memory import parameter_count
+from cdmpp.llm.engines.profile import Engine, EngineProfile, Place, load_training_engine
+from cdmpp.llm.estimate_plan import asked_of
+from cdmpp.llm.memory import model_size
 from cdmpp.llm.pricing import KINDS, combined
-from cdmpp.llm.read import read_config
 from cdmpp.llm.training.fitting import smallest_layouts
 from cdmpp.llm.training.layout import BLOCK_SCALED, Overlap, Recompute, Sharding, TrainingLayout, training_types
 from cdmpp.llm.training.links import BOUNDS, Links
@@ -54,9 +53,6 @@ Domain = tuple[Label, str | None]
 _NETWORK: Domain = ("near", "the network between nodes has a stated rate")
 _MEMORY: Domain = ("near", "a pass over memory has a stated rate")
 _STATED = "backward passes are partly stated ratios of forward passes"
-#: Standard deviation of log(measured / predicted) of steps that no source of the profile covers: of six sources that
-#: were predicted without their rows, and of sources whose kind (device, attention, network) no profile knew.
-_NEAR_RESIDUAL, _OUT_RESIDUAL = 0.13, 0.22
 #: Standard deviations of a normal distribution from its median to its 90 % quantile.
 _TO_BOUND = 1.2816
 
@@ -263,12 +259,8 @@ class TrainingPlan:
 
     def _group(self, group: str) -> tuple[int, int]:
         """Ranks of a group, and the devices over which they are spread."""
-        layout = self.layout
-        if group == "tp":
-            return layout.tp, layout.tp
-        if group == "cp":
-            return layout.cp, layout.cp * layout.tp
-        return layout.ep, layout.ep
+        tp, cp, ep = self.layout.tp, self.layout.cp, self.layout.ep
+        return {"tp": (tp, tp), "cp": (cp, cp * tp), "ep": (ep, ep)}[group]
 
     def _collective(self, operator: str, size: float, ranks: int, span: int) -> OperatorSpec | None:
         """The program of a collective inside a domain; over the network of the same ranks on one node, None of one."""
@@ -368,25 +360,15 @@ class TrainingPlan:
         return self._interval(kinds), names
 
     @property
-    def place(self) -> tuple[str, str, dict[str, float]]:
+    def place(self) -> Place:
         """Device, products and values by which :class:`~cdmpp.llm.engines.profile.MeasuredSteps` knows a step."""
         names = ("gpus", "tp", "pp", "cp", "ep", "sequence", "tokens")
         values = {name: float(getattr(self.layout, name)) for name in names}
-        experts = 1 if self.config.experts is None else self.config.experts.count
-        values |= {"parameters": float(parameter_count(self.config)), "experts": float(experts)}
-        return self.device.name, self.products or self.types.dtype, values
-
-    def _domain(self) -> tuple[Label, str]:
-        """Domain by the steps that the profile was fitted to, and its reason."""
-        departures = self.loop.measured.departures(*self.place)
-        labels: tuple[Label, ...] = ("in", "near", "out")
-        reason = f"no such step was measured with {self.engine.name}: " + ", ".join(departures)
-        return labels[min(2, len(departures))], reason if departures else ""
+        return self.device.name, self.products or self.types.dtype, values | model_size(self.config)
 
     def _interval(self, kinds: Array) -> Array:
         """Point, lower and upper bound: of the kernels, or of steps of this domain where those are wider."""
-        least = {"in": 0.0, "near": _NEAR_RESIDUAL, "out": _OUT_RESIDUAL}[self._domain()[0]]
-        wide = math.exp(_TO_BOUND * max(least, self.engine.residual))
+        wide = math.exp(_TO_BOUND * self.engine.at(self.place)[0].residual)
         point, lower, upper = combined(kinds)
         return np.array([point, min(lower, point / wide), max(upper, point * wide)])
 
@@ -515,7 +497,7 @@ class TrainingPlan:
         point, lower, upper = (float(v) for v in self._interval(kinds))
         domain = TotalDomain.of((name, d[0], seconds, d[1]) for (name, d), seconds in stage.unit.domains.items())
         assert domain is not None
-        label, reason = self._domain()
+        _, label, reason = self.engine.at(self.place)
         flops = model_flops(self.config, layout.sequence) * layout.global_batch * layout.sequence
         peak = self.peak_flops
         return TrainingStep(
@@ -606,14 +588,10 @@ class TrainingPlan:
     @property
     def peak_flops(self) -> float | None:
         """Peak of the device for the type of the products, in flop/s."""
-        names = {"float8_e4m3": "peak_flops_fp8_matrix", "float4_e2m1": "peak_flops_fp4_matrix"}
-        types = {
-            "bfloat16": "peak_flops_bf16_matrix",
-            "float16": "peak_flops_fp16_matrix",
-            "float32": "peak_flops_fp32",
-        }
-        name = names[self.types.weights] if self.types.weights else types[self.types.dtype]
-        value: float | None = getattr(self.device, name, None)
+        names = {"float8_e4m3": "fp8_matrix", "float4_e2m1": "fp4_matrix"}
+        names |= {"bfloat16": "bf16_matrix", "float16": "fp16_matrix", "float32": "fp32"}
+        name = names[self.types.weights or self.types.dtype]
+        value: float | None = getattr(self.device, f"peak_flops_{name}", None)
         # 16-bit types have the same rate; some data sheets print it once.
         return value or (self.device.peak_flops_fp16_matrix if self.types.dtype == "bfloat16" else None)
 
@@ -715,26 +693,7 @@ def training_step(
     ...               global_batch=128, sequence=8192).step_s                                  # doctest: +SKIP
     9.1
     """
-    predictor = shipped_predictor() if predictor is None else predictor
-    options = {
-        "gpus": gpus,
-        "tp": tp,
-        "pp": pp,
-        "virtual_pp": virtual_pp,
-        "cp": cp,
-        "ep": ep,
-        "sharding": sharding,
-        "micro_batch": micro_batch,
-        "global_batch": global_batch,
-        "sequence": sequence,
-        "dtype": dtype,
-        "products": products,
-        "recompute": recompute,
-        "overlap": overlap,
-        "ranks_per_node": ranks_per_node,
-        "network": network,
-    }
-    plan = TrainingPlan.of(
-        read_config(config), resolved_device(device, predictor), load_training_engine(engine), options
-    )
+    options = locals().copy()
+    predictor, config, device = asked_of(options)
+    plan = TrainingPlan.of(config, device, load_training_engine(options.pop("engine")), options)
     return plan.result(predictor.model_id, predictor.predict_queries(plan.queries))

@@ -111,6 +111,12 @@ class TotalDomain(NamedTuple):
         text = f"{key[0]} is {key[1]} ({'< 1' if share < 0.5 else f'{share:.0f}'} % of the time)"
         return cls(total, shares, f"{text}: {reasons[key]}" if reasons[key] else text)
 
+    def and_of(self, label: Label, reason: str) -> TotalDomain:
+        """With what is known of the whole: the worse label, and both reasons."""
+        return TotalDomain(
+            max(self.label, label, key=LABELS.index), self.shares, "; ".join(filter(None, (reason, self.reason)))
+        )
+
 
 class Context(NamedTuple):
     """Device, operator and options of a query, which training rows may or may not have."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -19,7 +20,7 @@ from cdmpp.llm.layout import Layout, Types
 from cdmpp.llm.memory import TRAINING_BYTES, parameter_count, part_memory
 from cdmpp.llm.operators import Decode, Step, StepPart, padded_decode, step_operators
 from cdmpp.llm.options import MAX_BATCH, MAX_DEGREE, MAX_RANKS, MAX_TOKENS
-from cdmpp.llm.pricing import StepPricing, cost_of_steps
+from cdmpp.llm.pricing import StepPricing, cost_of_steps, place_of, stand_ins
 from cdmpp.llm.read import read_config
 from cdmpp.llm.training import TrainingPlan
 from cdmpp.predict.curves.template import Grid, Template
@@ -254,10 +255,15 @@ class LanguageModelForm(Closed):
 
         if self.phase == "decode":
             decode = Decode(batch, self.past_len)
-            return [(pricing(decode, padded_decode(decode, parts_of)), 1.0)]
-        budget = None if profile.token_budget is None else profile.token_budget * layout.dp
-        chunks = prefill_steps([self.input] * batch, budget)
-        return [(pricing(step, parts_of(step)), runs) for step, runs in chunks.items()]
+            runs = [(pricing(decode, padded_decode(decode, parts_of)), 1.0)]
+        else:
+            budget = None if profile.token_budget is None else profile.token_budget * layout.dp
+            chunks = prefill_steps([self.input] * batch, budget)
+            runs = [(pricing(step, parts_of(step)), often) for step, often in chunks.items()]
+        if device is None:
+            return runs
+        placed, *_ = profile.at(place_of(config, device, layout, types, batch=batch), *stand_ins(runs[0][0].parts))
+        return [(replace(step, engine=placed), often) for step, often in runs]
 
     @property
     def layout(self) -> Layout:
