@@ -22,7 +22,7 @@ from cdmpp.model.adapter import (
 from cdmpp.model.nn.launch_inputs import KERNEL_WIDTH
 
 Array = np.ndarray[Any, np.dtype[Any]]
-FIXED = ResidualSettings(amplitudes=(1.0,), noises=(1.0,))
+FIXED = ResidualSettings(outlier=0.0, amplitudes=(1.0,), noises=(1.0,))
 
 
 def features(rows: int, seed: int = 0, peers: int = 3) -> AdapterFeatures:
@@ -104,7 +104,9 @@ def test_an_outlier_is_clipped_and_a_constant_is_learned() -> None:
     known = features(40)
     residual = np.full(40, 0.3)
     residual[7] = 5.0
-    clipped, open_ = (ResidualProcess.fit(known, residual, ResidualSettings(clip=clip)) for clip in (0.4, 10.0))
+    clipped, open_ = (
+        ResidualProcess.fit(known, residual, ResidualSettings(clip=clip, outlier=0.0)) for clip in (0.4, 10.0)
+    )
     mean, variance = clipped.mean_and_variance(features(30, 8))
     assert np.abs(mean - 0.3).max() < 0.15 and np.abs(mean - 0.3).mean() < 0.05
     assert np.abs(mean - 0.3).mean() < 0.5 * np.abs(open_.mean_and_variance(features(30, 8))[0] - 0.3).mean()
