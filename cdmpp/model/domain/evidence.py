@@ -211,10 +211,14 @@ class Evidence:
         """
         if not self._frameworks:
             return self.was_trained(kind)
-        context = (kind.device, kind.operator, kind.dtype, protocol, kind.backend)
         if kind.dtype == "float8_e4m3" and operator_family(kind.operator) == "gemm":
             measured = self._devices.get((kind.operator, kind.dtype, kind.backend), {}).get(framework, set())
             return bool(framework) and (kind.device in measured if kind.device else bool(measured))
+        return self.has_rows(kind, protocol, framework)
+
+    def has_rows(self, kind: QueryKind, protocol: str, framework: str) -> bool:
+        """Whether training had rows of this type on this device with the protocol and the framework ("": not stated)."""
+        context = (kind.device, kind.operator, kind.dtype, protocol, kind.backend)
         return bool(kind.device) and framework in self._frameworks.get(context, ())
 
     def several_frameworks(

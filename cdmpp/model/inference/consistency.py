@@ -4,7 +4,8 @@ The network predicts each query independently, also queries without training row
 contradict others: a kernel longer than the call that contains it, int8 slower than fp16. Rules, for one program on
 one device:
 
-1. ``kernel`` <= ``graph`` <= ``eager``. The trained protocol is unchanged; the others are limited by it.
+1. ``kernel`` <= ``graph`` <= ``eager``. Protocols that training had of the operator on this device under the query's
+   framework are unchanged; the others are limited by them.
 2. A type that was never trained for the operator is predicted as the 16-bit prediction times the ratio of the
    rooflines, each with the launch cost.
    A 16-bit convolution on a device without 16-bit units follows the float32 prediction in the same way.
@@ -336,9 +337,10 @@ class Rules:
             half_order = evidence.protocol_order(QueryKind(name, operator, half, backend), framework)
             follows = emulated or evidence.follows(kind)
             limited = faster and operator != TIR and not evidence.was_trained_as(kind, PROTOCOLS[protocol], framework)
+            has_rows = evidence.has_rows(kind, PROTOCOLS[protocol], framework)
             self._recipes[key] = Recipe(
                 protocol,
-                () if follows else needed(order, protocol),
+                () if follows else (protocol,) if has_rows else needed(order, protocol),
                 needed(half_order, protocol) if follows or limited else (),
                 faster,
             )
