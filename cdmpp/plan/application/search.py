@@ -395,7 +395,7 @@ class PolicySearch:
     def changes_at_arrivals(self, app: Application, rules: Sequence[Policy]) -> list[tuple[float, Policy]]:
         """At each arrival the rule with which the requests that have come by then would end soonest."""
         changes: list[tuple[float, Policy]] = []
-        for at in sorted({*self.arrivals_s}):
+        for at in sorted({*self.arrivals_s})[: self.max_steps]:
             spent_s, budget_s = self.control.spent_s, self.control.budget_s
             if self.control.expired or (budget_s is not None and spent_s > ONLINE_SHARE * budget_s / len(self.apps)):
                 break
@@ -405,7 +405,6 @@ class PolicySearch:
             best = min(rules, key=lambda rule: (means[rule], rule is not present))
             if best is not present:
                 changes.append((at, best))
-            self.steps += len(rules)
         return changes
 
     def _over(self) -> bool:

@@ -200,8 +200,8 @@ class TaskArrays:
         turn = np.argsort(problem.sequence)[self.model] if problem.sequence else np.zeros(groups, np.int64)
         rank_groups = np.argsort(self.rank, kind="stable")
         rank_start = np.searchsorted(self.rank[rank_groups], np.arange(problem.ranks + 1))
-        work = (self.rank, self.count, self.offset, self.duration, self.lag, self.before, self.after)
-        self.arrays = GroupArrays(rank_groups, rank_start, *work, self.forward, self.partner, self.activation, turn)
+        fields = (self.rank, self.count, self.offset, self.duration, self.lag, self.before, self.after)
+        self.arrays = GroupArrays(rank_groups, rank_start, *fields, self.forward, self.partner, self.activation, turn)
         lag = np.where(self.after >= 0, self.lag[self.after], 0.0)
         self.mirrored = self.arrays._replace(
             before=self.after, after=self.before, opens=~self.forward, lag=lag, turn=turn.max() - turn
