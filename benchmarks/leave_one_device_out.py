@@ -60,7 +60,7 @@ def config_of(name: str, base: TrainConfig) -> TrainConfig:
             "name": f"leave-out-{name}",
             "data": base.data.model_copy(update={"holdout_devices": GROUPS[name]}),
             "optimiser": replace(base.optimiser, **unseen, **short),
-            "finish": base.finish.model_copy(update={"xgboost_rows": 100_000}),
+            "finish": base.finish.model_copy(update={"xgboost_rows": 100_000, "boosters": False}),
         }
     )
 
