@@ -217,7 +217,7 @@ class Evidence:
         return self.has_rows(kind, protocol, framework)
 
     def has_rows(self, kind: QueryKind, protocol: str, framework: str) -> bool:
-        """Whether training had rows of this type on this device with the protocol and the framework ("": not stated)."""
+        """Whether training had rows of this type on this device with the protocol and the framework ("": none)."""
         context = (kind.device, kind.operator, kind.dtype, protocol, kind.backend)
         return bool(kind.device) and framework in self._frameworks.get(context, ())
 
