@@ -33,11 +33,15 @@ class Finding:
 class FuzzReport:
     """Counts and findings of a run."""
 
+    #: By surface name.
     cases: Counter[str] = field(default_factory=Counter)
     requests: Counter[str] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)
+    #: Error codes, of items and of requests.
     codes: Counter[str] = field(default_factory=Counter)
+    #: Seconds by surface name.
     slowest_s: dict[str, float] = field(default_factory=dict)
+    #: Share of the run, bytes of the service's process, and bytes of all its processes.
     resident: list[tuple[float, int, int]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     seconds: float = 0.0

@@ -28,9 +28,9 @@ class ScheduleSplit:
     """Parts of one split."""
 
     name: str
-    #: Part of each row of the dataset, a code of :mod:`cdmpp.data.splits`.
+    #: (rows,) int8: part of each row of the dataset, a code of :mod:`cdmpp.data.splits`.
     part: Array
-    #: Rows to evaluate, by what is unseen in them.
+    #: Indices of the rows to evaluate, by what is unseen in them.
     tests: Mapping[str, Array]
     #: Configurations without training rows.
     held_devices: tuple[str, ...] = ()

@@ -52,10 +52,10 @@ class SchedulePool:
     source: str
     task: str
     device: DeviceSpec
-    #: Programs as TVM JSON (list of str, length n).
+    #: Programs as TVM JSON.
     texts: list[str]
     encoded: list[EncodedPrograms]
-    latency_s: Array
+    latency_s: Array  #: (n,)
 
     def __len__(self) -> int:
         return len(self.texts)

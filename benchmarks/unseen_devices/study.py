@@ -33,7 +33,7 @@ class Study:
     table: MeasurementTable
     #: Every device with the ceilings that its training-part rows sustain.
     dataset: Dataset
-    # (rows,): operator family.
+    #: (rows,): operator family.
     family: Array
 
     @classmethod

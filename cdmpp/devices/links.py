@@ -175,7 +175,7 @@ def network_bandwidth(network: float | str | None) -> float:
 
     ``network``: bytes per second; or a name such as "infiniband-400", "roce-200", "efa-400", "infiniband-ndr"; None:
     400 Gbit/s.
-    Raises FieldError.
+    Raises FieldError: the network is not known.
     """
     if network is None:
         return ASSUMED_NETWORK

@@ -71,7 +71,7 @@ _MATRIX_UNITS = re.compile(
 def described_device(values: Mapping[str, Any]) -> DeviceSpec:
     """:func:`from_mapping` for a user's device: matrix units need their rate, for 16-bit products would run at fp32's.
 
-    Raises InvalidDeviceError.
+    Raises InvalidDeviceError: as :func:`from_mapping`, or that rate is missing.
     """
     spec = from_mapping(values)
     if spec.peak_flops_fp16_matrix is not None or spec.kind != "gpu" or not _MATRIX_UNITS.search(spec.arch):

@@ -88,7 +88,7 @@ def network_of_device(device: DeviceSpec) -> LinkSpec:
 def with_network(device: DeviceSpec, network: float | str | None) -> DeviceSpec:
     """A device whose nodes have this network (:func:`cdmpp.devices.links.network_bandwidth`); None: the device.
 
-    Raises FieldError.
+    Raises FieldError: the network is not known.
     """
     if network is None:
         return device

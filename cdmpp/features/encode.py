@@ -52,7 +52,7 @@ class EncodedPrograms:
 
     leaves: Array  # float32, (programs, leaves, WIDTH), or with the schedule's columns behind them
     positions: Array  # int32, (leaves,) or (programs, leaves)
-    # (programs, len(PROGRAM_COLUMNS)). ``flops``: floating-point operations that the result needs (masked and
+    # float64, (programs, len(PROGRAM_COLUMNS)). ``flops``: floating-point operations that the result needs (masked and
     # zero-multiplied work left out where the operator is known); ``bytes``: distinct bytes of the arguments read and
     # written; ``matrix``: 1 when most of the work is a contraction; ``work_fraction``: flops over the flops of the
     # loop nest; ``output_elements``; ``parallel_blocks``: blocks of a GPU schedule, else 0.
@@ -60,7 +60,7 @@ class EncodedPrograms:
     dtype: str  # element type of the first argument
     family: str  # ``gemm``, ``conv``, ``attention``, ``vector`` or ``tir`` (a program given as TIR)
     structure: str = ""  # structural class of operators (:mod:`cdmpp.programs.templates`); "" where there is none
-    # (programs, size names of the operator): with the structure they give the features of another element type.
+    # int64, (programs, size names of the operator): with the structure they give features of another element type.
     sizes: Array | None = None
 
     def __len__(self) -> int:
@@ -171,7 +171,7 @@ def encode_operators(specs: Sequence[OperatorSpec]) -> list[EncodedPrograms | In
     Specifications that share a lowered structure are encoded together: a thousand shapes of one operator take
     little longer than one.
 
-    An error stands in place of features that are not finite.
+    The list is in the order of ``specs``, with an error in place of features that are not finite.
     Raises UnsupportedOperatorError: an operator does not exist for its element type.
     """
     classes: dict[str, list[int]] = {}
@@ -300,7 +300,7 @@ def encode_many(programs: Sequence[Source], *, schedule: bool = False) -> list[E
 
     ``programs``: of one PrimFunc each.
     ``schedule``: with the columns of :mod:`cdmpp.features.schedule` behind each leaf's own.
-    An error stands in place of a program that cannot be encoded.
+    The list is in the order of ``programs``, with an error in place of a program that cannot be encoded.
     """
     if schedule and len(programs) >= COMPILE_FROM:
         PARTS.compile()

@@ -75,8 +75,8 @@ MAX_STEPS = 200_000
 
 
 class Expressions:
-    """Reads expression nodes; ``env`` maps a variable's node index to its value, ``bindings`` a symbolic size's
-    name."""
+    """Reads expression nodes; ``env`` maps a variable's node index to its value, and ``bindings`` the name
+    of a symbolic size."""
 
     def __init__(self, nodes: Nodes, bindings: Mapping[str, Num]) -> None:
         self.nodes = nodes

@@ -102,7 +102,8 @@ class Code(NamedTuple):
     lanes: float  # iterations of that loop, 1 without one
     hoisted: float  # iterations that compute the same again and that the compiler saves
     inside: float  # iterations of all loops that do not compute the same again
-    repeats: float  # iterations of serial and of parallel loops that compute the same again
+    # Iterations of serial and of parallel loops that compute the same again.
+    repeats: float
     repeats_parallel: float
 
 

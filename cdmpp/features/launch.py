@@ -34,13 +34,13 @@ def launch_summary(program: TensorProgram, *, points: int = POINTS) -> list[dict
 
     ``program``: TIR with thread bindings, scheduled or lowered.
     ``points``: points of blocks, warps and loops at which the addresses of a statement are evaluated.
-    Returns ``blocks``, ``threads`` (of a block), ``vthreads``; ``shared_bytes`` of a block; ``local_words``: 32-bit
-    words of a thread with all its virtual threads; ``main_store_trips``: runs per thread of the store with most
-    arithmetic; ``global_load_sectors``, ``global_store_sectors``: sectors of 32 bytes of a warp over all trips;
-    ``shared_load_cycles``, ``shared_store_cycles``: cycles of a warp over all trips; ``active_lanes``: share of lanes
-    whose predicates hold, weighted by trips; ``tensor_ops``: operations of a block on tensor cores (a multiply-add is
-    two); ``async_stages``: tiles that asynchronous copies fill, the one in use among them; 0 without such copies. Empty
-    for a program without thread bindings.
+    Returns for each kernel, in launch order: ``blocks``, ``threads`` (of a block), ``vthreads``; ``shared_bytes`` of a
+    block; ``local_words``: 32-bit words of a thread with all its virtual threads; ``main_store_trips``: runs per thread
+    of the store with most arithmetic; ``global_load_sectors``, ``global_store_sectors``: sectors of 32 bytes of a warp
+    over all trips; ``shared_load_cycles``, ``shared_store_cycles``: cycles of a warp over all trips; ``active_lanes``:
+    share of lanes whose predicates hold, weighted by trips; ``tensor_ops``: operations of a block on tensor cores (a
+    multiply-add is two); ``async_stages``: tiles that asynchronous copies fill, the one in use among them; 0 without
+    such copies. Empty for a program without thread bindings.
     Raises InvalidProgramError: as :func:`cdmpp.features.walk.build_ast`; also for an operator, which has no schedule.
     """
     if program.operator is not None:

@@ -51,7 +51,7 @@ def launch_columns(recorder: Recorder, points: int = POINTS) -> Array:
 
     ``recorder``: after its walk.
     ``points``: as in :func:`cdmpp.features.launch.launch_summary`.
-    Returns (leaves, GPU_WIDTH): magnitudes as log2(1 + x), shares as they are; columns named by
+    Returns float32, (leaves, GPU_WIDTH): magnitudes as log2(1 + x), shares as they are; columns named by
     :data:`cdmpp.features.launch_schema.GPU_COLUMNS`.
     """
     out = np.zeros((len(recorder.ast.leaves), GPU_WIDTH))

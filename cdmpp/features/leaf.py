@@ -258,7 +258,8 @@ def ast_matrix(ast: CompactAST, count: int | None = None) -> np.ndarray[Any, np.
     """Scaled leaf vectors of a program or of a structural class.
 
     ``count``: number of shapes when the AST was built with arrays; None for one concrete program.
-    Returns (leaves, WIDTH): magnitudes as sign(x) * log2(1 + |x|), flags as they are.
+    Returns float32, (leaves, WIDTH) or (count, leaves, WIDTH): magnitudes as sign(x) * log2(1 + |x|), flags as they
+    are.
     """
     if count is None:
         raw = np.array([leaf_values(ast, leaf) for leaf in ast.leaves], dtype=np.float64)[:, :, None]

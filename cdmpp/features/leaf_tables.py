@@ -50,7 +50,8 @@ class Tables(NamedTuple):
 
     program_at: Any  # first leaf of each program, and the number of leaves
     loop_at: Any  # first loop of each program, and the number of loops
-    loop_extent: Any  # of each loop; the step is its own ``auto_unroll_max_step``
+    # Of each loop; the step is its own ``auto_unroll_max_step``.
+    loop_extent: Any
     loop_kind: Any
     loop_step: Any
     leaf_numbers: Any  # :data:`LEAF_NUMBERS` numbers for each leaf
@@ -60,18 +61,23 @@ class Tables(NamedTuple):
     path_loop: Any
     path_reduces: Any
     path_needed: Any
-    access_at: Any  # of each leaf, its store first; bytes of an element
+    # Accesses of each leaf, its store first; bytes of an element.
+    access_at: Any
     access_buffer: Any
     access_width: Any
-    index_at: Any  # of each access, the first dimension first
+    # Indices of each access, the first dimension first.
+    index_at: Any
     index_indirect: Any
-    step_at: Any  # of each index; the loop by its place in the leaf's path
+    # Steps of each index; the loop by its place in the leaf's path.
+    step_at: Any
     step_loop: Any
     step_value: Any
-    step_crosses: Any  # of each step, its :attr:`AffineRange.crossings`; inf for never
+    # Of each step, its :attr:`AffineRange.crossings`; inf for never.
+    step_crosses: Any
     step_static: Any
     step_shifts: Any
-    buffer_at: Any  # declared sizes; whether the program allocates it
+    # Buffers of each program: declared sizes; whether the program allocates it.
+    buffer_at: Any
     buffer_size: Any
     buffer_inside: Any
 

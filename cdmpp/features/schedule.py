@@ -160,8 +160,8 @@ _IS_FLAG = np.array([name in SCHEDULE_FLAGS for name in _CPU])
 def schedule_matrices(asts: Sequence[CompactAST]) -> list[Array]:
     """Schedule columns of concrete programs.
 
-    Returns (leaves, SCHEDULE_WIDTH): magnitudes as log2(1 + x), flags as they are; columns named by
-    :data:`SCHEDULE_COLUMNS`.
+    Returns for each program float32, (leaves, SCHEDULE_WIDTH): magnitudes as log2(1 + x), flags as they are; columns
+    named by :data:`SCHEDULE_COLUMNS`.
     """
     plain = [ast for ast in asts if not _launched(ast)]
     parts = iter(_cpu_matrices(plain) if plain else [])

@@ -19,7 +19,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Traced(NDArrayOperatorsMixin):
-    """An array of one value per shape, whose operations are recorded; ``place``: among the tape's values."""
+    """An array of one value per shape, whose operations are recorded; ``place`` is its index among
+    the tape's values."""
 
     __slots__ = ("place", "tape", "value")
 

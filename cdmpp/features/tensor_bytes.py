@@ -37,7 +37,7 @@ def read(
 
     ``layout``: exactly the tensors that must be there.
     ``optional``: names of those that may be missing.
-    The arrays may share the memory of what was read and are not written to.
+    Returns the tensors and the metadata. The arrays may share the memory of ``body`` and are not written to.
     Raises DataError: not safetensors, or a tensor is missing, unknown, of another type or shape.
     """
     body = bytes(body)

@@ -56,15 +56,16 @@ _FIGURES: Layout = {
 class FeatureAnswers:
     """Answers to :class:`FeatureQueries`, arrays of their n rows in their order."""
 
-    #: (n,): seconds, as in :class:`cdmpp.predict.prediction.Prediction`.
+    #: float64, (n,): seconds, as in :class:`cdmpp.predict.prediction.Prediction`.
     latency_s: Array
     lower_s: Array
     upper_s: Array
-    #: Seconds at each of ``levels``.
+    #: float64, (n, len(levels)): seconds at each of ``levels``.
     quantiles: Array
-    #: (n,): index into :data:`DOMAINS`.
+    #: int8, (n,): index into :data:`DOMAINS`.
     domain: Array
-    domain_score: Array  # (n,)
+    #: float64, (n,): score of the domain, and roofline in seconds.
+    domain_score: Array
     roofline_s: Array
     levels: tuple[float, ...]
     model_id: str
@@ -194,8 +195,8 @@ class FeatureQueries:
     leaves: Array
     #: int32, (n,): how many of the L are the program's own, 1 to L; what stands behind them is not read.
     leaf_count: Array
-    positions: Array  # int32, (n, L)
-    totals: Array  # float64, (n, len(PROGRAM_COLUMNS))
+    positions: Array  #: int32, (n, L)
+    totals: Array  #: float64, (n, len(PROGRAM_COLUMNS))
     #: int32, (n,): index into ``kinds`` and ``devices``.
     kind: Array
     device: Array

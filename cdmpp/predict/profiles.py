@@ -67,7 +67,7 @@ class Profile(BaseModel):
 
     @classmethod
     def of(cls, value: Mapping[str, Any], where: str) -> Self:
-        """A profile from fields; ``where`` names their place in messages; raises FieldError."""
+        """A profile from fields; ``where`` names their place in messages. Raises FieldError: a field is wrong."""
         for name, item in value.items():
             if isinstance(item, Collection) and not isinstance(item, str) and len(item) > MAX_ENTRIES:
                 raise FieldError(

@@ -156,7 +156,7 @@ ColumnType = Literal["string", "float64", "int64", "bool", "levels"]
 class Column:
     """A column of an Arrow table."""
 
-    #: ``levels`` is a map of text to float64, for quantiles ({"string", "float64", "int64", "bool", "levels"}).
+    #: ``levels`` is a map of text to float64, for quantiles.
     type: ColumnType
     #: One per row; None becomes null.
     values: Sequence[Any]

@@ -152,7 +152,7 @@ async def background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of ``work``, or cancel it when the client disconnects.
 
-    ``request``: its body has been read.
+    The body of ``request`` has been read.
     Raises ProblemError: 499 if the client disconnects; only the log and the metrics show it.
     """
     task = asyncio.ensure_future(work)

@@ -21,7 +21,7 @@ def default_database(model: Path | None) -> str:
 
     Each model folder has a file of its own, so that a service shows no observations, programs and jobs of another.
 
-    ``model``: default: the model in the package.
+    ``model``: None is the model in the package.
     Raises ValueError: there is no home folder.
     """
     state = os.environ.get("XDG_STATE_HOME", "")

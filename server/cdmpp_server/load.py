@@ -47,7 +47,7 @@ class ExpectedWork:
     def admit(self, sender: str, kind: str, size: float, left_s: float) -> Place:
         """Add a request that has ``left_s`` seconds; one that finds a free process is always admitted.
 
-        Raises RefusedError.
+        Raises RefusedError: the request would probably miss its deadline.
         """
         place = Place(sender, kind, size)
         if len(self._open) >= self._processes:

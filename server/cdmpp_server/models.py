@@ -32,7 +32,7 @@ def load_model(path: Path | None, cache: Lru[CachedRow] | None = None) -> Latenc
     """Load the predictor of a model folder; None: the model in the package.
 
     ``cache``: predictions, shared by all models of a service.
-    Raises ArtifactError.
+    Raises ArtifactError: the folder holds no valid model.
     """
     return LatencyPredictor(load_artifact(path or default_model()), cache=cache)
 

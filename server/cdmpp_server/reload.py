@@ -70,7 +70,7 @@ class Reloader:
         """Load, test and swap the model; requests that have begun keep the old model.
 
         Returns the ``model_id`` of the base model from now on. An unchanged folder is not loaded again.
-        Raises ReloadRefusedError.
+        Raises ReloadRefusedError: the new model cannot be loaded or fails its test; the old one stays.
         """
         async with self._lock:
             models: Models = self._state.models

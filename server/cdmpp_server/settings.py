@@ -191,10 +191,11 @@ class Settings(BaseSettings):
     warm_plans: bool = True
     #: Number of jobs that each worker runs at a time, each in its own process.
     job_workers: Annotated[int, Field(ge=0, le=64)] = 1
-    #: Maximum number of waiting and running jobs in a database, and of finished jobs.
+    #: Maximum number of waiting and running jobs in a database.
     max_jobs: Annotated[int, Field(ge=1, le=100_000)] = 1000
     #: Share of `max_jobs` that one key, or one address without a key, may have; at least one job.
     max_job_share: Annotated[float, Field(gt=0, le=1)] = 0.25
+    #: Maximum number of finished jobs in a database.
     max_kept_jobs: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     #: Time for which a finished job is kept, in seconds.
     job_keep_s: Annotated[float, Field(ge=1)] = 86_400.0
@@ -208,7 +209,7 @@ class Settings(BaseSettings):
     #: Rate limits of one key, or of one address without a key, in each worker; beyond them: 429.
     requests_per_s: Annotated[float, Field(gt=0, le=1e6)] | None = None
     items_per_s: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    #: "auto": text on a terminal, else JSON ({"auto", "json", "text"}).
+    #: "auto": text on a terminal, else JSON.
     log_format: LogFormat = "auto"
 
     @classmethod

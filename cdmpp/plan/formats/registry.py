@@ -32,7 +32,7 @@ class Exported:
 class Imported:
     """A plan request from the file of another framework."""
 
-    request: dict[str, Any]  # The request as JSON values. Fields that the file does not determine are missing.
+    request: dict[str, Any]  # the request as JSON values; fields that the file does not determine are missing
     ignored: tuple[str, ...] = ()  # fields of the file that have no counterpart in the request
     notes: tuple[str, ...] = ()  # assumptions; one sentence each
     missing: tuple[str, ...] = ()  # dotted paths of fields that the planner needs and the file does not have

@@ -234,8 +234,8 @@ def rl_request(
     """A request with the sizes of a job; lengths, costs and weights are missing.
 
     ``generation``: generation instances. ``training``: training units of another pool; None: the generation instances
-    train too. ``samples``: of a step. ``max_tokens``: of a response. ``max_batch``: samples of an instance at once.
-    ``staleness``: steps by which weights may be behind.
+    train too. ``samples``: of a step. ``max_tokens``: of a response. ``max_batch``: most samples of an
+    instance at once. ``staleness``: steps by which weights may be behind.
     """
     if training is None:
         pools: list[dict[str, Any]] = [{"name": "shared", "units": generation}]

@@ -33,7 +33,7 @@ class LinearProgram:
     """Columns and rows of one device; starts with ``x`` and one row per operator.
 
     ``x``: column numbers by operator and level. ``cost``, ``upper``: objective and upper bound of each column; lower
-    bounds are 0. ``rows``: (indexes, values).
+    bounds are 0. ``rows``: (indexes, values) of each.
     """
 
     def __init__(self, costs: DeviceCosts) -> None:

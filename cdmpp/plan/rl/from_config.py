@@ -269,7 +269,10 @@ DRAWS, COMPARE_S = 2, 5.0
 
 
 def read_lengths(path: str | PathLike[str]) -> list[int]:
-    """Response lengths of a CSV file: its first column, with or without a header. Raises DataError."""
+    """Response lengths of a CSV file: its first column, with or without a header.
+
+    Raises DataError: the file cannot be read, has no lengths, or a cell is none.
+    """
     rows = parse_file(
         path, lambda text: parse_csv(text, MAX_LENGTHS), "CSV", "give a CSV file", max_bytes=MAX_LENGTH_BYTES
     )
@@ -286,7 +289,7 @@ def read_lengths(path: str | PathLike[str]) -> list[int]:
 def read_measured(path: str | PathLike[str]) -> list[dict[str, Any]]:
     """Measured steps of a CSV file with a header: seconds by stage or of the step, sizes and degrees.
 
-    Raises DataError.
+    Raises DataError: the file cannot be read, has an unknown column or a wrong number, or no step.
     """
     rows = parse_file(path, lambda text: parse_csv(text, 1001), "CSV", "give a CSV file", max_bytes=MAX_LENGTH_BYTES)
     header, allowed = ([cell.strip() for cell in rows[0]] if rows else []), (*SECONDS, *SIZES, *DEGREES)

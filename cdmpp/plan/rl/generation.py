@@ -33,7 +33,7 @@ class GenerationEngine:
     seconds_per_token: Floats
     # Tokens whose keys and values fit into memory; :data:`UNLIMITED` if only the batch is limited.
     memory_tokens: int = UNLIMITED
-    prompt_tokens: int = 0  # Tokens of a prompt. They stay in memory while the sample is decoded.
+    prompt_tokens: int = 0  # tokens of a prompt; they stay in memory while the sample is decoded
     prefill_s: float = 0.0  # seconds that one prompt stalls its instance when the sample enters
     # A waiting sample enters only if this many tokens are free beside its prompt. If memory still runs out, the sample
     # that entered last is preempted, and its tokens are recomputed when it returns, as in serving engines.

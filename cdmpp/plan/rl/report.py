@@ -50,8 +50,9 @@ def plan_of(
     result: SearchResult,
     schedules: Mapping[int, PipelineSchedule] | None = None,
 ) -> RlPlan:
-    """The plan of a search result for a request with resolved costs. Raises FieldError: the price's lower bound is
-    0."""
+    """The plan of a search result for a request with resolved costs.
+
+    Raises FieldError: the lower bound of the price is 0."""
     sizes, sizing = result.sizes, problem.sizing
     bound = result.bound_s if problem.objective == "time" else result.bound_price
     if bound == 0:

@@ -23,8 +23,8 @@ class SizedCosts:
     """Costs of training by the number of units, each with a layout of its own."""
 
     units: Ints  # numbers of units that can train, growing
-    # (units),): seconds of a token, of an update besides its tokens, of the forward passes of a token, and of moving
-    # the training state out of the devices and back if the same units generate.
+    # (len(units),): seconds of a token, of an update besides its tokens, of the forward passes of a token, and of
+    # moving the training state out of the devices and back if the same units generate.
     token_s: Floats
     update_s: Floats
     inference_s: Floats
@@ -171,9 +171,9 @@ def asynchronous_step(
     have arrived. None is 2: generation never waits for weights.
 
     Generation, training and transfer each work on one step at a time, so a step takes at least the longest of them.
-    Generation, training and transfer of a step, one after the other, must end within k + 1 steps: ``max(g, t, w, (g + t
-    + w) / (k + 1))``. This is the largest cycle mean of the dependencies, so the period of equal steps. With k >= 2 the
-    last term is never the largest.
+    Generation, training and transfer of a step, one after the other, must end within k + 1 steps:
+    ``max(g, t, w, (g + t + w) / (k + 1))``. This is the largest cycle mean of the dependencies, so the period of equal
+    steps. With k >= 2 the last term is never the largest.
     """
     longest = np.maximum(np.maximum(generation_s, training_s), weights_s)
     if staleness is None:

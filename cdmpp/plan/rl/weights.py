@@ -136,7 +136,9 @@ class TransferForm(Priced):
         return copy_s, min(latency_s, copy_s)
 
     def seconds(self, source: str, target: str, instances: int, figure: Figure = "latency_s") -> float:
-        """Seconds until ``instances`` instances at the site ``target`` have the weights; after :meth:`with_prices`.
+        """Seconds until ``instances`` instances at the site ``target`` have the weights.
+
+        A predicted link needs :meth:`with_prices` first.
 
         At one site the copy travels along a chain from instance to instance, pipelined, so that the bytes count
         once. Between two sites one copy travels; after its arrival it is distributed in the same way.

@@ -70,11 +70,10 @@ class Sweep(Closed):
     config: Annotated[str, Field(min_length=1, max_length=4096)]  # path of the model's ``config.json``
     devices: Annotated[list[Name], Field(min_length=1)]  # known devices or specifications (.toml, .json)
     price_per_gpu_hour: dict[str, _Price]  # by device, in any currency
-    # An empty ``dp`` is ``max(1, ep // tp)`` (docs/llm.md).
     tp: _Values = _ONE
     pp: _Values = _ONE
     ep: _Values = _ONE
-    dp: list[Count] = Field(default=[])
+    dp: list[Count] = Field(default=[])  # empty: ``max(1, ep // tp)`` (docs/llm.md)
     batch: _Values = Field(default=[defaults.BATCH])
     # Tokens of a prompt and of an answer.
     input: Count = defaults.INPUT

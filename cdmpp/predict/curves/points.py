@@ -29,7 +29,7 @@ class CurvePoint:
     #: The monotone fit at this point; equal to ``latency_s`` where no change is needed.
     fitted_s: float | None = None
     #: By the share of the time, as that of any sum (:class:`cdmpp.model.domain.score.TotalDomain`); ``domain_score`` is
-    #: the programs' largest score, ``domain_reason`` the largest part that is not ``in`` ({"in", "near", "out"}).
+    #: the programs' largest score, ``domain_reason`` the largest part that is not ``in``.
     domain: Label | None = None
     domain_score: float | None = None
     #: Sum of the programs' bounds by arithmetic and traffic.

@@ -123,7 +123,7 @@ class ModulePredictor:
         Returns
         -------
         ModulePrediction
-            With a sequence of devices, a list of d of them (:class:`ModulePredictions`).
+            With a sequence of d devices, a list of d of them (:class:`ModulePredictions`).
 
         Raises
         ------

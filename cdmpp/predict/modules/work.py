@@ -45,7 +45,7 @@ GATHERED = frozenset(_GATHERED.split())
 def cached_s(program_s: float, traffic_s: float, call: str, device: DeviceSpec) -> float:
     """Seconds of an element-wise kernel, a movement or a normalisation, which the last level of cache may serve.
 
-    ``program_s``: predicted latency. ``traffic_s``: bytes over the memory bandwidth. ``call``: pyTorch's call.
+    ``program_s``: predicted latency. ``traffic_s``: bytes over the memory bandwidth. ``call``: PyTorch's call.
     """
     if traffic_s * device.mem_bandwidth_bytes_per_s > (device.l2_bytes or 0.0):
         return program_s

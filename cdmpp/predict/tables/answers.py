@@ -50,8 +50,8 @@ def _types(levels: Sequence[float]) -> dict[str, str]:
 def format_of(path: Path | None) -> Format:
     """Format of a file of answers by its extension; CSV for the standard output.
 
-    Raises DataError: the extension is another, or the file cannot be written; MissingDependencyError: parquet, and
-    pyarrow is not installed.
+    Raises DataError: the extension is another, or the file cannot be written; MissingDependencyError: the
+    format is Parquet, and pyarrow is not installed.
     """
     if path is None or path.suffix.lower() == ".csv":
         kind: Format = "csv"

@@ -48,7 +48,7 @@ class TableOptions:
 class FailedRow:
     """A row that is no query."""
 
-    #: As the table has them.
+    #: Name and device as the table has them.
     name: str
     device: str
     error: CdmppError
@@ -70,9 +70,10 @@ class FailedRow:
 class RowReader:
     """Makes queries of the rows of one table.
 
-    ``columns``: columns of the table: ``program`` (an operator's text, or JSON: an operator's fields, ``{"tvm_json":
-    text}`` or TVM JSON), or ``operator`` with its fields as further columns; optionally ``device``, ``backend``,
-    ``protocol``, ``framework`` and ``implementation``. ``used``, ``unused``: columns that are read, and the others.
+    ``columns``: columns of the table: ``program`` (an operator's text, or JSON: an operator's fields,
+    ``{"tvm_json": text}`` or TVM JSON), or ``operator`` with its fields as further columns; optionally ``device``,
+    ``backend``, ``protocol``, ``framework`` and ``implementation``. ``used``, ``unused``: columns that are read, and
+    the others.
     Raises DataError: the table names neither programs nor operators, or there is no device.
     """
 

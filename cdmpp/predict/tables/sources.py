@@ -65,7 +65,7 @@ def open_table(path: str | Path) -> TableSource:
     """Open a table by the extension of its name.
 
     Raises DataError: the file is missing, empty or not of its extension's format, or its header repeats a column;
-    MissingDependencyError: a Parquet file, and pyarrow is not installed.
+    MissingDependencyError: it is a Parquet file, and pyarrow is not installed.
     """
     path = Path(path)
     kind = _SOURCES.get(path.suffix.lower())

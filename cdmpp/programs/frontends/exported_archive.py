@@ -71,7 +71,7 @@ def copy_checked(path: Path, copy: IO[bytes], torch: Any) -> None:
     """Copy a ``.pt2`` file so that ``torch.export.load`` reads the copy without running code of the file.
 
     Raises InvalidProgramError: the program needs more than tensors, plain values and operators.
-    Raises OSError or ValueError or BadZipFile: it is not a regular file, not such an archive, or unpacks to far more
+    Raises OSError, ValueError or BadZipFile: it is not a regular file, not such an archive, or unpacks to far more
     than its own bytes.
     """
     with open_file(path) as file, zipfile.ZipFile(file) as source, zipfile.ZipFile(copy, "w") as target:

@@ -17,7 +17,7 @@ class GraphNode:
     """One node of the source graph."""
 
     id: str  # unique within the graph; the node's own name where it has one
-    operator: str  # The source's operator type, e.g. ``"MatMul"`` (``"MatMul+Add"`` for nodes launched as one).
+    operator: str  # the source's operator type, e.g. ``"MatMul"`` (``"MatMul+Add"`` for nodes launched as one)
     program: int | None  # index into :attr:`ProgramGraph.programs`; None for a node that launches nothing of its own
     # Why there is no program (``"free: ..."``, ``"constant: ..."``, ``"fused into ..."``, ``"unsupported: ..."``), or a
     # remark on the program; empty otherwise.

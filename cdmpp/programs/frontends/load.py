@@ -170,7 +170,7 @@ def program_from_request(program: Any, backend: Backend | None = None) -> Tensor
     ``program``: as JSON gives it, or an object of Python; a :class:`TensorProgram` is returned as it is.
     ``backend``: what runs the program. Default: "library" for an operator, "tvm" for TIR.
     Raises InvalidProgramError or UnsupportedOperatorError: not one of the four forms, or not a valid program.
-    Raises MissingDependencyError: TVMScript, and TVM is not installed; the other forms do not need it.
+    Raises MissingDependencyError: it is TVMScript, and TVM is not installed; the other forms do not need it.
     """
     if isinstance(program, TensorProgram):
         return program

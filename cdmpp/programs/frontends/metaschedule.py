@@ -78,7 +78,7 @@ def workload_module(workload: str) -> Any:
 def workload_text(entry: Any) -> str:
     """TVM JSON of an entry of the workloads' file: ``[hash, text]``, or base64 of the text behind its length (8 bytes).
 
-    Raises ValueError or TypeError or LookupError: not such an entry.
+    Raises ValueError, TypeError or LookupError: not such an entry.
     """
     content = entry[1]
     if not isinstance(content, str):

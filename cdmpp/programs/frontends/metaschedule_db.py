@@ -22,7 +22,7 @@ def metaschedule_graph(folder: str | Path, backend: Backend = "tvm") -> ProgramG
 
     ``folder``: the ``work_dir`` of a MetaSchedule run. It is only read.
     ``backend``: what runs the programs.
-    One node for each record, named ``record0``, ``record1``, ... in the file's order; no edges. Records whose
+    Returns one node for each record, named ``record0``, ``record1``, ... in the file's order; no edges. Records whose
     trace cannot be applied are listed as unsupported. The programs are ``alternatives``: each function of a workload is
     a task, named ``task0`` or ``task0:FUNCTION``.
     Raises InvalidProgramError: not a database, damaged, or without records.

@@ -26,7 +26,7 @@ def extract(texts: Sequence[str], *, gpu: bool = False) -> list[Array]:
     """PerStoreFeature of programs given as TVM JSON, some milliseconds each.
 
     ``gpu``: the programs have thread bindings, whose extents are features.
-    Returns (stores, 164), as TVM scales them: log2(1 + x).
+    Returns for each program float32, (stores, 164), as TVM scales them: log2(1 + x).
     Raises MissingDependencyError: TVM is not installed.
     Raises InvalidProgramError: a text is not a program in TVM's JSON.
     """

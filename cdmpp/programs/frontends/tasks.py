@@ -21,7 +21,7 @@ FORMS = (
 class TuningTask:
     """One fused PrimFunc of a network, as lowered."""
 
-    name: str  # What TVM called it, e.g. ``"fused_conv2d_add_relu"``; for people.
+    name: str  # what TVM called it, e.g. ``"fused_conv2d_add_relu"``; for people
     hash: str  # structural hash (hex, 32 characters), blind to names: equal tasks of all networks have one
     tvm_json: str  # what ``tvm.ir.save_json`` wrote of the PrimFunc; its ``global_symbol`` is ``"main"``
     calls: int  # launches in one run of the network

@@ -82,7 +82,7 @@ class TracedCall:
     name: str
     phase: Phase
     module: str
-    # Its kernels in :attr:`EagerTrace.launches`.
+    # First of its kernels in :attr:`EagerTrace.launches`, and their number.
     start: int
     launches: int
     reads: tuple[Value, ...] = ()
@@ -104,13 +104,13 @@ class EagerTrace:
 
     launches: tuple[EagerLaunch, ...]
     calls: tuple[HostCall, ...] = ()  # in order, with those that launch nothing
-    # Calls that launch something for which there is no operator, by name and number. Nothing is left out of both.
+    # Calls that launch something for which there is no operator, by name and number.
+    # Every call that launches something is in ``launches`` or here.
     unsupported: tuple[Unsupported, ...] = ()
     # Parameters in the order in which the backward pass finishes their gradients, by qualified name, and how many of
     # ``launches`` come before. A parameter that several modules share has its first name.
     gradients: tuple[tuple[str, int], ...] = ()
-    # frozenset of {"forward", "backward", "optimizer"}. Phases with such calls.
-    incomplete: frozenset[Phase] = frozenset()
+    incomplete: frozenset[Phase] = frozenset()  # phases with calls in ``unsupported``
     graph: tuple[TracedCall, ...] = ()  # the calls with their data flow, where it was asked for
     assumptions: tuple[str, ...] = ()  # what was assumed of values that the module reads
 

@@ -326,7 +326,7 @@ def load_factory(text: str) -> tuple[Any, Any]:
 
     ``text``: ``package.module:factory``. The factory returns a torch module, or a tuple of a module and example inputs.
     It may also be a module class, or a module itself.
-    The inputs are None where the factory returns none.
+    Returns the module and its inputs, which are None where the factory returns none.
     Raises DataError: the Python module cannot be imported, it has no such name, the factory raises an exception, or it
     returns something else.
     Raises MissingDependencyError: torch is not installed.

@@ -36,7 +36,7 @@ _SEED = 0
 class ZooNetwork:
     """A network with random weights and inputs."""
 
-    name: str  # Its name in the zoo, e.g. ``"bert-tiny"``.
+    name: str  # its name in the zoo, e.g. ``"bert-tiny"``
     module: torch.nn.Module  # in evaluation mode, weights seeded
     inputs: tuple[torch.Tensor, ...]  # what ``module(*inputs)`` takes
     parameters: dict[str, Value]  # every parameter with its value, defaults included

@@ -123,7 +123,7 @@ class EmulatedStep:
     # (tasks,): by task number; -1 for tasks that the step does not have.
     start_s: Floats
     end_s: Floats
-    peak_bytes: Floats  # peak memory of each rank
+    peak_bytes: Floats  # (ranks,): peak memory of each rank
 
     @property
     def nbytes(self) -> int:

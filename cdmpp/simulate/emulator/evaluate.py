@@ -27,8 +27,9 @@ from cdmpp.utils.jit import jit
 def evaluate(order: Ints, begin: Ints, duration: Floats, deps: Ints, lag: Floats, start: Floats, end: Floats) -> int:
     """Fill in ``start`` and ``end`` of every task under given orders; -1 where a task is not ordered or cannot run.
 
-    ``order[begin[r]:begin[r + 1]]`` are the tasks of rank r, each at most once. ``deps`` (tasks, k): tasks that have to
-    end before; -1 for none. ``lag`` (tasks, k): seconds between the end of such a task and the start.
+    ``order[begin[r]:begin[r + 1]]`` are the tasks of rank r, each at most once. ``duration`` (tasks,): seconds.
+    ``deps`` (tasks, k): tasks that have to end before; -1 for none. ``lag`` (tasks, k): seconds between the end of such
+    a task and the start.
 
     Returns the number of tasks that ran: fewer than in ``order`` if the orders wait for each other in a circle. The
     time is O(places x k): a rank that has to wait is woken by the task that it waits for.

@@ -95,7 +95,9 @@ def table(stages: Sequence[Stage], columns: Sequence[Floats]) -> StageTable:
 
 
 def grid(horizon_s: float) -> float:
-    """The step to which durations are rounded, so that sums up to a horizon are exact: at most 2^-51 of the horizon.
+    """The step to which durations are rounded, so that sums up to a horizon are exact.
+
+    It is a power of two, at most 2^-51 of the horizon; 0 for an empty horizon.
 
     Multiples of it are added and compared without rounding: a part of a schedule takes as long wherever
     it starts, and its result can be moved there from elsewhere without changing a bit.

@@ -33,8 +33,9 @@ class Structure:
     # where something is offloaded.
     order: Ints
     begin: Ints
-    deps: Ints
-    cut: Ints  # between which stages the dependence's data travel: cut c lies behind stage c; -1 within a rank
+    deps: Ints  # (tasks, 3), as in :func:`cdmpp.simulate.emulator.evaluate.evaluate`
+    # (tasks, 3): between which stages the dependence's data travel: cut c lies behind stage c; -1 within a rank.
+    cut: Ints
     split: NDArray[np.bool_]  # (stages, micro_batches): whether the weight gradients are a pass of their own
 
     @property

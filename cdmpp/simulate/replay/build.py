@@ -45,7 +45,7 @@ class CheckedNodes:
     kinds: list[NodeKind] = field(default_factory=list)
     held: list[list[tuple[str, str]]] = field(default_factory=list)  # streams that each node occupies
     price_requests: list[PriceRequest] = field(default_factory=list)  # each combination of program and device once
-    parts: list[tuple[int, int, int]] = field(default_factory=list)  # programs of the predicted nodes
+    parts: list[tuple[int, int, int]] = field(default_factory=list)  # (node, price request, count) of predicted nodes
     remarks: list[str] = field(default_factory=list)  # warnings about transfers outside of the measured range
 
     def graph(self, order: Order) -> Graph:
@@ -321,7 +321,8 @@ def _check_devices(checked: CheckedNodes) -> None:
 class NodeDurations:
     """Durations of nodes, given or predicted."""
 
-    given_s: Floats
+    given_s: Floats  # by node
+    # By program of a predicted node.
     part_node: Ints
     part_price: Ints
     part_s: Floats  # count times predicted seconds

@@ -31,7 +31,7 @@ class GradientLayer:
     # Seconds, 0 or more. What the backward pass does between the next layer and this one is part of it.
     forward_s: float
     backward_s: float
-    # Of each parameter in the order of the module; empty for a layer without parameters.
+    # Bytes of each parameter in the order of the module; empty for a layer without parameters.
     gradient_bytes: tuple[float, ...] = ()
 
 
@@ -165,9 +165,13 @@ def simulate(
     ``bucket_bytes`` and ``first_bytes`` are those of :func:`fill_buckets`. PyTorch has by default 25 MiB, and 1 MiB for
     the first bucket; with a given ``bucket_cap_mb`` all buckets have that size.
 
-    Examples -------- >>> from cdmpp.simulate.replay import Link >>> layers = [GradientLayer("a", 1.0, 2.0, (4.0,)),
-    GradientLayer("b", 1.0, 2.0, (4.0,))] >>> setup = Setup(2, Link(beta_s_per_byte=0.5), "measured") >>>
-    [simulate(layers, setup, bucket_bytes=size).iteration_s for size in (1, 8)] [8.0, 10.0]
+    Examples
+    --------
+    >>> from cdmpp.simulate.replay import Link
+    >>> layers = [GradientLayer("a", 1.0, 2.0, (4.0,)), GradientLayer("b", 1.0, 2.0, (4.0,))]
+    >>> setup = Setup(2, Link(beta_s_per_byte=0.5), "measured")
+    >>> [simulate(layers, setup, bucket_bytes=size).iteration_s for size in (1, 8)]
+    [8.0, 10.0]
     """
     buckets = fill_buckets(layers, bucket_bytes, first_bytes)
     return Iteration(replay(data_parallel_graph(layers, buckets, setup, update_s)), buckets)

@@ -104,7 +104,8 @@ class Replayer:
         return np.array(lists[0]), np.array(lists[1]), np.array(lists[2], dtype=np.int64)
 
     def makespans(self, duration_s: Floats) -> Floats:
-        """Makespans of many replays. ``duration_s``: seconds, nodes in the order of ``graph.nodes``."""
+        """Makespans of many replays. ``duration_s`` (replays, nodes): seconds, in the order of
+        ``graph.nodes``."""
         durations = np.ascontiguousarray(np.asarray(duration_s, np.float64)[:, self.arrays.place])
         if COMPILED:
             return _many(durations, *self._fixed)

@@ -58,7 +58,7 @@ class Graph:
 class Follow:
     """Edges between nodes, by sorted position."""
 
-    waits: Ints  # number of edges into each
+    waits: Ints  # number of edges into each node
     # Nodes that wait for node i: ``next[start[i]:start[i + 1]]``.
     start: Ints
     next: Ints
@@ -68,7 +68,7 @@ class Follow:
 class Arrays:
     """A graph as arrays. Nodes are sorted by id, so that results do not depend on their order in a file."""
 
-    place: Ints  # Sorted position -> position in ``Graph.nodes``. All other arrays are in sorted positions.
+    place: Ints  # sorted position -> position in ``Graph.nodes``; all other arrays are in sorted positions
     duration_s: Floats
     gap_s: Floats
     depends: Follow  # the dependencies alone
@@ -76,7 +76,7 @@ class Arrays:
     # Streams that node i occupies; none on devices that are infinitely parallel.
     uses_start: Ints
     uses: Ints
-    streams: tuple[tuple[str, str], ...]  # By index. Those of parallel devices are not among them.
+    streams: tuple[tuple[str, str], ...]  # by index; those of parallel devices are not among them
 
     @property
     def size(self) -> int:

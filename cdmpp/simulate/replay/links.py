@@ -77,8 +77,8 @@ def collective_steps(op: Collective, ranks: int, size: float, algorithm: Algorit
     ``size``: bytes of the whole buffer: the data of each rank before an all-reduce, reduce-scatter or all-to-all, and
     after an all-gather. With the algorithm "measured" the link's figures are of the whole operation, not of a message.
 
-    With p ranks and n bytes: ring all-reduce 2 (p - 1) messages of n / p; tree all-reduce 2 ceil(log2 p) of n; reduce-
-    scatter, all-gather and all-to-all p - 1 of n / p; send 1 of n. (Thakur, Rabenseifner, Gropp: Optimization of
+    With p ranks and n bytes: ring all-reduce 2 (p - 1) messages of n / p; tree all-reduce 2 ceil(log2 p) of n;
+    reduce-scatter, all-gather and all-to-all p - 1 of n / p; send 1 of n. (Thakur, Rabenseifner, Gropp: Optimization of
     Collective Communication Operations in MPICH, 2005, without the cost of adding.)
     Raises FieldError: a send between other than two ranks, or an algorithm that the operation does not have.
     """

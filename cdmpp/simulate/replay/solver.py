@@ -244,11 +244,11 @@ _CHUNK = 2_000_000
 class DurationSpread:
     """Errors of the predictions as factors around 1."""
 
-    # Logarithm of the factor for one standard deviation to either side.
+    # (draws,): logarithm of the factor for one standard deviation to either side.
     below: Floats
     above: Floats
-    draw: Ints  # draw of each price: equal programs on equal devices have the same error
-    device: Ints  # device of each draw
+    draw: Ints  # (prices,): draw of each price: equal programs on equal devices have the same error
+    device: Ints  # (draws,): device of each draw
 
     def factors(self, samples: int, seed: int, correlation: float) -> Floats:
         """Sampled factors, shape samples x prices.
@@ -305,11 +305,10 @@ def sample_makespans(replayer: Replayer, nodes: NodeDurations, factors: Floats) 
 
 
 def trace_events(timeline: Timeline, programs: Sequence[str | None]) -> list[dict[str, Any]]:
-    """The events of a trace.
+    """The events of a trace: a complete event ("X") for each node on each stream that it holds, times in µs.
 
+    Processes are devices, threads are streams. The argument ``critical`` marks nodes on the critical path.
     ``programs``: program of each node, for its arguments.
-    A complete event ("X") for each node on each stream that it holds, times in µs. Processes are devices,
-    threads are streams. The argument ``critical`` marks nodes on the critical path.
     """
     streams = [(use.device, use.stream) for use in timeline.streams]
     process = {device: i for i, device in enumerate(dict.fromkeys(device for device, _ in streams))}

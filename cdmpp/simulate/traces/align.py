@@ -31,7 +31,7 @@ class Window:
     """The iterations that are replayed."""
 
     names: tuple[str, ...]  # marks, in order; empty where the trace has none
-    # From the origin of the trace.
+    # Seconds from the origin of the trace.
     start_s: float
     end_s: float
 

@@ -37,7 +37,7 @@ _WAITS = re.compile(r"wait_tensor|::wait\b|barrier", re.IGNORECASE)
 class Segment:
     """A piece of a thread's time."""
 
-    # From the origin of the trace.
+    # Seconds from the origin of the trace.
     start_s: float
     end_s: float
     role: SegmentRole

@@ -28,7 +28,7 @@ WORKING: tuple[Role, ...] = ("op", "kernel", "copy")
 class WorkNode:
     """A node of the graph and what it stands for."""
 
-    # Lane in the graph.
+    # Device and stream: its lane in the graph.
     device: str
     stream: str
     duration_s: float

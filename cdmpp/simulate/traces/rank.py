@@ -39,7 +39,7 @@ class Activity:
     # Measured, from the beginning of the graph.
     start_s: float
     end_s: float
-    # Lane in the graph.
+    # Device and stream: its lane in the graph.
     device: str
     stream: str
     role: Role

@@ -40,7 +40,7 @@ class Arguments:
 class CollectiveCall:
     """A collective operation of one rank."""
 
-    kind: str  # "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast", "barrier", ..
+    kind: str  # "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast", ...
     bytes: float | None = None  # the larger buffer of one rank; None where the trace does not have the size
     ranks: int | None = None  # size of the process group
     group: str = ""  # name of the process group; empty where the trace does not have it
@@ -90,7 +90,7 @@ class RankTrace:
     path: str  # file that they come from
     source: Literal["torch", "nsys"]
     events: list[TraceEvent] = field(default_factory=list)  # not sorted
-    # From the trace.
+    # Rank and number of ranks as the trace has them; None where it does not.
     rank: int | None = None
     world_size: int | None = None
     origin_s: float = 0.0  # time of ``start_s`` 0 on the clock of the trace, in seconds

@@ -171,7 +171,7 @@ def _propose(base: LatencyPredictor, request: Mapping[str, Any]) -> WorkerReply:
 
 
 def measurements(records: list[dict[str, Any]]) -> list[Measurement]:
-    """Records as measurements without a device; raises RecordError."""
+    """Records as measurements without a device. Raises RecordError: one cannot be read."""
     rows = []
     for position, record in enumerate(records):
         try:

@@ -109,7 +109,7 @@ async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
 async def submit(app: FastAPI, kind: str, body: bytes, prices: bytes, budget_s: float | None) -> Response:
     """Store a request as a job; the response is 202 once the job is on disk.
 
-    Raises ProblemError: 429: too many jobs of the sender are open; 503: too many jobs are open, or the database is
+    Raises ProblemError: 429 if too many jobs of the sender are open; 503 if too many jobs are open, or the database is
     unavailable.
     """
     id = await run_sync(app.state.jobs.add, kind, body, prices, budget_s, sender_id())

@@ -71,7 +71,7 @@ class Running:
     relative_error: float = 0.0
     #: Number of measurements inside their interval.
     covered: int = 0
-    #: The last log ratios, newest last (array of float64, at most :data:`RECENT`).
+    #: The last log ratios, newest last, at most :data:`RECENT`.
     recent: Floats = field(default_factory=lambda: np.empty(0))
     #: Sums of the log ratios that left ``recent`` first.
     reference: Sums = field(default_factory=Sums)
@@ -116,11 +116,11 @@ class MeasuredErrors:
     count: int
     #: Mean of |predicted / measured - 1|, of ratios clipped to :data:`RATIO_LIMIT`.
     mape: float
-    #: exp(mean log(measured / predicted)) - 1 of all and of the last 200 observations: 0.1 means that measured
-    #: latencies are 10 % longer than predicted.
+    #: exp(mean log(measured / predicted)) - 1: 0.1 means that measured latencies are 10 % longer than predicted.
     bias: float
     #: Share of measurements inside their interval.
     coverage: float
+    #: The same of the last 200 observations.
     recent_bias: float
     #: Change of the recent mean log ratio against the reference, in standard errors; None while there are too few
     #: observations.

@@ -428,8 +428,8 @@ class Writer:
     async def write(self, observed: Sequence[Observation]) -> list[Stored]:
         """Store observations and return their results once they are on disk.
 
-        Raises ProblemError: 503: too many observations wait; StoreUnavailableError: the database cannot be written;
-        none of the observations was stored.
+        Raises ProblemError: 503 if too many observations wait.
+        Raises StoreUnavailableError: the database cannot be written; none of the observations was stored.
         """
         future: Future[list[Stored]] = Future()
         with self._changed:

@@ -218,7 +218,7 @@ class Hosts:
     def check(self, scope: Scope) -> None:
         """Check the Host header of a request.
 
-        Raises ProblemError: 421: it is none of the accepted names, is repeated, or is absent.
+        Raises ProblemError: 421 if it is none of the accepted names, is repeated, or is absent.
         """
         if self._every:
             return

@@ -217,7 +217,7 @@ class AdmissionQueue:
 
     # -- admission --------------------------------------------------------------------------------------
     def admit(self, sender: str, rows: int, work: float, until: float, now: float) -> Ticket:
-        """Add a request, which may still have to be read; raises RefusedError."""
+        """Add a request, which may still have to be read. Raises RefusedError: there is no room for it."""
         wait_s = self._wait_s(sender, rows, work, until - now, now)
         if wait_s > 0:
             raise self._refused(sender, rows, work, wait_s, now)
@@ -228,7 +228,7 @@ class AdmissionQueue:
     def check_unread(self, sender: str, body_bytes: int, left_s: float, now: float) -> None:
         """Refuse a request by the length of its body, if earlier bodies of its sender show that it would be refused.
 
-        Raises RefusedError.
+        Raises RefusedError: the request would be refused.
         """
         work = self._senders.least_work(sender, body_bytes)
         wait_s = self._wait_s(sender, int(work), work, left_s, now) if work >= 1 else 0.0

@@ -135,7 +135,7 @@ class Devices:
     def find(self, sent: str | dict[str, Any], artifact: Artifact) -> ResolvedDevice:
         """The device of this name or with these figures.
 
-        Raises UnknownDeviceError, InvalidDeviceError: errors are not cached.
+        Raises UnknownDeviceError or InvalidDeviceError; errors are not cached.
         """
         known = self.known(sent, artifact)
         if known is None:

@@ -187,7 +187,7 @@ class Reader:
     def read(self, envelope: Envelope, reading: Reading, positions: Sequence[int]) -> None:
         """Find programs and devices of these items, which have no cached answer.
 
-        Raises ProblemError: with strict: the status of the first error.
+        Raises ProblemError: with strict, the status of the first error.
         """
         for position in positions:
             raw = envelope.items[position]

@@ -310,8 +310,8 @@ class SupervisedWorker:
 
         The first process may die because of an earlier job, or be killed from outside.
 
-        Raises OverloadedError: no process can be started; WorkerTimeoutError, WorkerMemoryError, WorkerDiedError: the
-        job's end; a new process is being started.
+        Raises OverloadedError: no process can be started.
+        Raises WorkerTimeoutError, WorkerMemoryError, WorkerDiedError: the job ended so; a new process is being started.
         """
         for last in (False, True):
             worker = await self.ready()
