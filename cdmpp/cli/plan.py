@@ -183,6 +183,8 @@ def run_request(
 ) -> None:
     """Solve a request, write its files and print the plan; ``name`` stands in messages."""
     check_figure(options.figure)
+    if options.executable and spec.name != "pipeline":
+        raise typer.BadParameter(f"it is for pipeline, not for {spec.name}", param_hint="--executable")
     try:
         value = value_of()
         if isinstance(value, dict):

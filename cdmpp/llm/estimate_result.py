@@ -243,7 +243,7 @@ def estimate_tables(estimates: Sequence[LLMEstimate], parts: int = SHOWN_PARTS) 
     notes = [
         *(f"not included: {name}" for name in first.config.left_out),
         *dict.fromkeys(f"note: {remark}" for e in estimates for remark in e.remarks),
-        f"domain by share of the time: {shares}",
+        f"kernels by share of the time: {shares}",
         *(f"{e.settings.device} is near: {e.engine_domain[1]}" for e in estimates if e.engine_domain[0] == "near"),
         *out_reasons((e.settings.device, e) for e in estimates),
         f"interval: 10 % – 90 %; memory: of one GPU; model {first.model_id}",

@@ -96,7 +96,7 @@ def with_baselines(errors: dict[str, Any], former: Mapping[str, Any]) -> dict[st
         entry["baselines"] = former["by_source"].get(name, {}).get("baselines", {})
     tables = [entry for entry in errors["tables"] if entry["baselines"]]
     count = sum(entry["n"] for entry in tables)
-    for name in former["overall"]["baselines"]:
+    for name in former["overall"]["baselines"] if count else ():
         total = sum(entry["n"] * entry["baselines"][name]["mape"] for entry in tables)
         errors["overall"]["baselines"][name] = {"mape": total / count}
     return errors

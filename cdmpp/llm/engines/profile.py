@@ -51,10 +51,13 @@ class MeasuredSteps(BaseModel):
     ranges: dict[Annotated[str, Field(max_length=20)], tuple[float, float]] = {}
 
     def departures(self, device: str, products: str, values: Mapping[str, float]) -> list[str]:
-        """How a step differs from all measured ones: device, products, and values beyond twice the range."""
+        """How a step differs from all measured ones: device, products, and values beyond twice their range.
+
+        A value without a range is not compared.
+        """
         texts = [f"{name} {stated}" for name, stated, known in self._named(device, products) if stated not in known]
         for name, value in values.items():
-            least, highest = self.ranges.get(name, (0.0, 0.0))
+            least, highest = self.ranges.get(name, (value, value))
             if not least / 2 <= value <= highest * 2:
                 texts.append(f"{name} {value:.3g}")
         return texts

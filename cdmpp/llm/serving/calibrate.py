@@ -422,7 +422,7 @@ class CalibrationPlan:
         for _ in range(REPEATS if any(isinstance(plan, LoadRow) for plan, _ in self._plans) else 0):
             result = fit_profile(self._measured(shared_values, result.profile), self._profile)
         known = result.profile.measured
-        for plan, _ in self._plans:
+        for plan, _ in self._plans if known.devices else ():  # a profile that states none is compared with none
             known = known.widened(*plan.place)
         profile = result.profile.model_copy(update={"measured": known})
         return replace(result, before=before, profile=profile)

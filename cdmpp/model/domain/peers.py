@@ -164,7 +164,9 @@ def weights(device: DeviceSpec, operator: str, dtype: str, peers: tuple[DeviceSp
     weight /= weight.sum()
     # The largest of many weights could be less.
     weight[weight < min(MIN_WEIGHT, weight.max())] = 0.0
-    return np.asarray(weight / weight.sum())
+    weight /= weight.sum()
+    weight.flags.writeable = False  # every caller has the same array
+    return np.asarray(weight)
 
 
 @lru_cache(maxsize=8192)

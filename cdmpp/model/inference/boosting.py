@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import threading
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -23,10 +24,16 @@ _MEDIAN = LEVELS.index(0.5)
 _OPERATORS = 1000
 
 
-@lru_cache(maxsize=256)
+_lock = threading.Lock()
+_sessions: WeakKeyDictionary[Trees, InferenceSession] = WeakKeyDictionary()
+
+
 def _session(trees: Trees) -> InferenceSession:
-    """Made at the first query of a group; every model that shares the boosters shares it."""
-    return session_of(tree_graph(trees))
+    """Made at the first query of a group, once; it goes with the model."""
+    with _lock:
+        if trees not in _sessions:
+            _sessions[trees] = session_of(tree_graph(trees))
+        return _sessions[trees]
 
 
 def booster_code(boosters: Boosters, contexts: frozenset[str], context: Context) -> int:

@@ -419,12 +419,19 @@ def solve(request: FusedRequest, control: SearchControl) -> FusedPlan:
     # Mixed passes in half of the budget, then the models in each order: torch runs one schedule after the other.
     models = range(len(problem.models))
     orders = list(islice(permutations(models), MAX_SEQUENCES)) if len(models) > 1 else []
-    results = []
+    results: list[FusedSearchResult] = []
+
+    def on_executable(result: FusedSearchResult) -> None:
+        if all(result.schedule.key < earlier.schedule.key for earlier in results[1:]):
+            on_progress(result)
+
     for number, sequence in enumerate([None, *orders]):
         budget_s = control.left_s / (2 if number == 0 and orders else len(orders) + 1 - number)
         part = control.part(budget_s if np.isfinite(budget_s) else None)
         max_steps = request.max_steps and -(-request.max_steps // (1 + len(orders)))
-        results.append(search(replace(problem, sequence=sequence), part, seed=request.seed, max_steps=max_steps))
+        listener = None if sequence is None and orders else on_executable
+        changed = replace(problem, sequence=sequence)
+        results.append(search(changed, part, seed=request.seed, max_steps=max_steps, on_progress=listener))
     free, best = results[0], min(results[1:] or results, key=lambda result: result.schedule.key)
     return _plan(request, problem, replace(best, steps=sum(r.steps for r in results)), free.schedule.makespan_s)
 

@@ -53,14 +53,15 @@ def choose(
     ----------
     sampler : {"kmeans", "random", "variance"}
         ``kmeans``: the row nearest to each centre, with every family represented where possible.
-        ``variance``: greedily the row that most reduces the posterior variance summed over all rows.
+        ``variance``: greedily the row that most reduces the posterior variance summed over all rows; after
+        :data:`MAX_VARIANCE_ROWS` rows at random.
         ``random``: without replacement, with equal probability.
     features : float, (rows, columns)
         Finite.
     families : int, (rows,)
         Code of each row's operator family.
     k : int
-        At least 1, at most ``rows`` (``variance``: at most :data:`MAX_VARIANCE_ROWS`).
+        At least 1, at most ``rows``.
     seed : int
         Not negative. The same seed chooses the same programs, in whatever order the rows come (``random``:
         the same row numbers).
@@ -85,10 +86,6 @@ def choose(
         raise DataError(f"no sampler is called {sampler!r}", hint="one of: " + ", ".join(SAMPLERS))
     if not 1 <= k <= rows:
         raise DataError(f"cannot choose k = {k} of {rows} programs", hint=f"k from 1 to {rows}, or bring more programs")
-    if sampler == "variance" and k > MAX_VARIANCE_ROWS:
-        raise DataError(
-            f"variance reduction chooses at most {MAX_VARIANCE_ROWS} programs, not {k}", hint="--sampler kmeans"
-        )
     rng = np.random.default_rng([seed, SAMPLERS.index(sampler)])
     if sampler == "random":
         return rng.permutation(rows)[:k].astype(np.int64)
@@ -103,7 +100,10 @@ def choose(
     points = _standardised(features[first], counts) if standardise else features[first]
     if sampler == "kmeans":
         return first[_kmeans(points, families[first], counts, k, rng)].astype(np.int64)
-    return first[_variance(points, families[first], counts, first, k, rng, kernel)].astype(np.int64)
+    by_variance = _variance(points, families[first], counts, first, min(k, MAX_VARIANCE_ROWS), rng, kernel)
+    rest = rng.permutation(np.setdiff1d(np.arange(len(first)), by_variance))
+    chosen: Array = first[np.concatenate([by_variance, rest])[:k]].astype(np.int64)
+    return chosen
 
 
 def _distinct(features: Array, families: Array) -> tuple[Array, Array]:

@@ -121,11 +121,14 @@ def test_k_out_of_range_is_refused(sampler: str, k: int) -> None:
         choose(sampler, *programs(), k, 0)
 
 
+def test_programs_beyond_the_most_of_variance_reduction_are_chosen_at_random() -> None:
+    few, many = (choose("variance", *programs(1500), k, 0) for k in (MAX_VARIANCE_ROWS, MAX_VARIANCE_ROWS + 100))
+    assert np.array_equal(many[:MAX_VARIANCE_ROWS], few) and len(set(many.tolist())) == MAX_VARIANCE_ROWS + 100
+
+
 def test_other_refusals() -> None:
     with pytest.raises(DataError, match="no sampler"):
         choose("farthest", *programs(), 5, 0)
-    with pytest.raises(DataError, match="at most"):
-        choose("variance", *programs(3000), MAX_VARIANCE_ROWS + 1, 0)
     features, families = programs()
     features[3, 2] = np.nan
     with pytest.raises(ValueError, match="finite"):
