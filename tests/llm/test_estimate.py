@@ -470,8 +470,7 @@ def test_kernels_of_other_engines_count_in_steps_with_prompts_where_the_profile_
     own = load_engine("vllm").model_copy(update={"also_prefill": ()})
     both = own.model_copy(update={"also_prefill": ("trtllm",)})
     alone, fastest = (
-        estimate(LLAMA_8B, "h100-sxm", weights="float8_e4m3", engine=e, output=8, predictor=predictor)
-        for e in (own, both)
+        estimate(LLAMA_8B, "b200", weights="float8_e4m3", engine=e, output=8, predictor=predictor) for e in (own, both)
     )
     assert fastest.prefill.point < alone.prefill.point
     assert fastest.decode == alone.decode

@@ -37,9 +37,10 @@ def test_three_doors_give_one_answer(predictor: LatencyPredictor, monkeypatch) -
     ]
     with running_server() as server:
         over_http = server.request("POST", "/predict", {"items": items})["results"]
-    assert [{name: result[name] for name in here[0]} for result in over_http] == here
+    assert [{name: r[name] for name in h} for r, h in zip(over_http, here, strict=True)] == here
 
     options = [*(f"--device={device}" for device in DEVICES), "--protocol=eager", "--framework=pytorch", "--json"]
     done = run_python("-m", "cdmpp.cli.main", "predict", *SOURCES, *options)
     assert done.returncode == 0, done.stderr
-    assert [{name: result[name] for name in here[0]} for result in json.loads(done.stdout)["results"]] == here
+    printed = json.loads(done.stdout)["results"]
+    assert [{name: r[name] for name in h} for r, h in zip(printed, here, strict=True)] == here

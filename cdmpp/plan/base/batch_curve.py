@@ -262,7 +262,9 @@ class LanguageModelForm(Closed):
             runs = [(pricing(step, parts_of(step)), often) for step, often in chunks.items()]
         if device is None:
             return runs
-        placed, *_ = profile.at(place_of(config, device, layout, types, batch=batch), *stand_ins(runs[0][0].parts))
+        tokens = self.past_len + 1 if self.phase == "decode" else self.input
+        place = place_of(config, device, layout, types, batch=batch, tokens=tokens)
+        placed, *_ = profile.at(place, *stand_ins(runs[0][0].parts))
         return [(replace(step, engine=placed), often) for step, often in runs]
 
     @property
