@@ -242,6 +242,11 @@ class LanguageModelForm(Closed):
             where = f"{path}.{error.path}"
             raise FieldError(f"{path}.{error.message}", path=where, hint=error.hint) from None
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of each sequence when the step ends."""
+        return self.past_len + 1 if self.phase == "decode" else self.input
+
     def _runs(self, batch: int, profile: EngineProfile, device: DeviceSpec | None) -> Runs:
         config, layout = read_config(self.config), self.layout
         types = Types.of(config, self.dtype, self.weights, self.kv_dtype, device, profile.kv_dtype)
@@ -262,8 +267,7 @@ class LanguageModelForm(Closed):
             runs = [(pricing(step, parts_of(step)), often) for step, often in chunks.items()]
         if device is None:
             return runs
-        tokens = self.past_len + 1 if self.phase == "decode" else self.input
-        place = place_of(config, device, layout, types, batch=batch, tokens=tokens)
+        place = place_of(config, device, layout, types, batch=batch, tokens=self.tokens)
         placed, *_ = profile.at(place, *stand_ins(runs[0][0].parts))
         return [(replace(step, engine=placed), often) for step, often in runs]
 
@@ -283,8 +287,7 @@ class LanguageModelForm(Closed):
         config = read_config(self.config)
         if self.phase == "train":
             return TRAINING_BYTES * parameter_count(config) / self.layout.gpus, 0.0
-        if tokens is None:
-            tokens = self.past_len + 1 if self.phase == "decode" else self.input
+        tokens = self.tokens if tokens is None else tokens
         only = None if self.part == "step" else self.part
         usual = self.profile(self.framework).kv_dtype
         types = Types.of(config, self.dtype, self.weights, self.kv_dtype, None, usual)
