@@ -48,18 +48,15 @@ CODE = {name: code for code, name in enumerate(REASONS)}
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of a file that are one operator with one set of structural flags.
-
-    ``sizes`` are columns of the whole file; only ``rows`` of them are looked at. A size that is left out
-    takes the specification's default. ``dtype`` is the element type of the rows; None: the table's label.
-    ``flags`` are written as the specification keeps them: types and scalings complete, defaults as None.
-    """
+    """Rows of a file that are one operator with one set of structural flags."""
 
     operator: str
-    rows: Mask
+    rows: Mask  # of the file
+    # columns of the whole file; a size that is left out takes the specification's default
     sizes: Mapping[str, IntColumn]
+    # as the specification keeps them: types and scalings complete, defaults as None
     flags: Flags = field(default_factory=dict)
-    dtype: str | None = None
+    dtype: str | None = None  # element type of the rows; None: the table's label
 
 
 def complete_table(
@@ -72,16 +69,8 @@ def complete_table(
 ) -> MeasurementTable:
     """Build a table whose programs are checked: look up devices, check settings, and flag rows.
 
-    Parameters
-    ----------
-    programs, program_key, reason
-        As :func:`check_groups` returns them.
-    device_name : Labels
-        Device as the file calls it.
-    doubtful : mapping of str to bool array
-        Reasons of :data:`DOUBTFUL` with their rows.
-    columns
-        Further fields of the table.
+    ``programs``, ``program_key`` and ``reason`` are what :func:`check_groups` returns, ``device_name`` what the file
+    calls the devices, ``doubtful`` rows by the reasons of :data:`DOUBTFUL`, ``columns`` further fields of the table.
     """
     device, known = canonical_devices(device_name)
     mark(reason, ~known, "unknown_device")
@@ -162,17 +151,8 @@ def mark(reason: Reasons, rows: Mask, name: str) -> None:
 
 
 def check_groups(groups: Sequence[Group], dtypes: Labels) -> tuple[tuple[OperatorBlock, ...], Int64, Reasons]:
-    """Check every row of every group.
-
-    Returns
-    -------
-    blocks : tuple of OperatorBlock
-        Distinct operators.
-    key : int64 array
-        Key of each row's operator; -1 for rows without one.
-    reason : int32 array
-        Code in :data:`REASONS`; ``unknown_operator`` for the rows of no group.
-    """
+    """Check every row of every group: distinct operators; key of each row's operator, -1 for rows without one; and its
+    code in :data:`REASONS`, ``unknown_operator`` for the rows of no group."""
     rows = len(dtypes)
     reason = np.full(rows, CODE["unknown_operator"], dtype=np.int32)
     parts: list[OperatorBlock] = []

@@ -37,28 +37,10 @@ _FILES = {
 def write_card(
     folder: str | PathLike[str], *, command: str = "", faults: Sequence[str] = (), notes: Sequence[str] = ()
 ) -> Path:
-    """Write ``README.md`` of a dataset folder. The file is replaced atomically.
+    """Write ``README.md`` of a dataset folder, which is replaced atomically.
 
-    Parameters
-    ----------
-    folder : path
-        Dataset folder with ``records.parquet``.
-    command : str
-        Command that reproduces the data; empty: the card has no such section.
-    faults : sequence of str
-        Known faults, one sentence each.
-    notes : sequence of str
-        How the data were measured, one sentence each.
-
-    Returns
-    -------
-    Path
-        Path of the card.
-
-    Raises
-    ------
-    DataError
-        The folder has no records, or the card cannot be written.
+    ``command`` reproduces the data (empty: no such section); ``faults`` (known ones) and ``notes`` (how the data were
+    measured) are sentences. Returns the path of the card.
     """
     path = Path(folder)
     records_file(path)  # raises if there are no records
@@ -297,24 +279,11 @@ def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def merge_folders(
     folders: Sequence[str | PathLike[str]], out: str | PathLike[str], *, command: str = "", notes: Sequence[str] = ()
 ) -> Path:
-    """Write the records and second measurements of dataset folders into a new folder, with a card.
+    """Write the records and second measurements of dataset folders into a new or empty folder, with a card.
 
-    Networks that a folder seals stay sealed: the new folder gets splits by task and by device, and the sealed split.
-
-    Parameters
-    ----------
-    folders : sequence of path
-        In the order of the rows. A program that several folders have is stored once.
-    out : path
-        New or empty folder.
-    command, notes
-        See :func:`cdmpp.data.card.write_card`.
-
-    Raises
-    ------
-    DataError
-        A folder cannot be read, two of them contradict each other about a device or about the sealed networks, or
-        ``out`` is not empty.
+    Networks that a folder seals stay sealed: the new folder gets splits by task and by device, and the sealed split. A
+    program that several folders have is stored once. Folders that contradict each other about a device or about the
+    sealed networks are an error.
     """
     path = Path(out)
     check_new_folder(path)

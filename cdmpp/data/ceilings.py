@@ -46,42 +46,19 @@ _BELIEVABLE_FLOOR_S = (1e-8, 1e-2)
 
 @dataclass(frozen=True)
 class CeilingWarning:
-    """A measured ceiling that is not used, and why.
+    """A measured ceiling that is not used, and why."""
 
-    Attributes
-    ----------
-    code : {"ceiling_above_nominal", "ceiling_far_below_nominal", "floor_not_believable"}
-    message : str
-    """
-
-    code: str
+    code: str  # "ceiling_above_nominal", "ceiling_far_below_nominal" or "floor_not_believable"
     message: str
 
 
 def derive_ceilings(table: MeasurementTable, device: str, rows: Mask | None = None) -> Ceilings:
-    """Sustained ceilings of one device from its rows.
+    """Sustained ceilings of one device from its rows; None where no row could tell the figure.
 
-    Rates: the median of the fastest fifth of the large programs. Floors: the lower tenth of the smallest
-    programs' latencies.
-
-    Parameters
-    ----------
-    table : MeasurementTable
-    device : str
-        Canonical name; its specification (:meth:`MeasurementTable.device_spec`) decides which programs are large.
-    rows : bool array, optional
-        Rows that may be used: pass the training rows where others are for testing.
-
-    Returns
-    -------
-    Ceilings
-        Without a figure where no row could tell it; all are None for a device without rows. Not yet checked
-        against the nominal figures: see :func:`check_ceilings`.
-
-    Raises
-    ------
-    UnknownDeviceError
-        The device is neither in the device table nor in ``table``.
+    Rates: the median of the fastest fifth of the large programs; the specification of ``device``, a canonical name,
+    decides which are large. Floors: the lower tenth of the smallest programs' latencies. ``rows`` may be used: pass the
+    training rows where others are for testing. The figures are not yet checked against the nominal ones
+    (:func:`check_ceilings`).
     """
     spec = table.device_spec(device).nominal()
     usable = table.trainable & table.device.is_(device) & table.backend.is_("library")
@@ -138,18 +115,10 @@ def _best(rates: Floats) -> float | None:
 
 
 def check_ceilings(ceilings: Ceilings, device: DeviceSpec) -> tuple[Ceilings, list[CeilingWarning]]:
-    """Leave out what contradicts the nominal figures.
+    """Leave out figures that contradict the nominal ones, with a warning for each.
 
-    A rate above 1.2 times the nominal (convolutions: 2.5 times), or below a twentieth of it, means that the
-    program, the clock or the data sheet was wrong. Where the sheet states no rate for a type there is nothing
-    to check.
-
-    Returns
-    -------
-    Ceilings
-        The believable figures.
-    list of CeilingWarning
-        One for each rejected figure.
+    A rate above 1.2 times the nominal (convolutions: 2.5 times), or below a twentieth of it, means that the program,
+    the clock or the data sheet was wrong. Where the sheet states no rate for a type there is nothing to check.
     """
     kept, warnings = {}, []
     for name, value in ceilings.figures().items():

@@ -41,13 +41,7 @@ def spec_text(spec: DeviceSpec) -> str:
 
 
 def parse_spec(text: str) -> DeviceSpec:
-    """Read what :func:`spec_text` wrote.
-
-    Raises
-    ------
-    InvalidDeviceError
-        It is no JSON object, or no specification.
-    """
+    """Read what :func:`spec_text` wrote; an InvalidDeviceError if it is no JSON object, or no specification."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
@@ -73,13 +67,8 @@ def disagreement(one: DeviceSpec, other: DeviceSpec) -> str:
 
 
 def merge_specs(parts: Iterable[Mapping[str, DeviceSpec]]) -> dict[str, DeviceSpec]:
-    """One mapping of many; the first specification of a name stands for all that agree with it.
-
-    Raises
-    ------
-    DataError
-        Two specifications of one name contradict each other, or one the table of :mod:`cdmpp.devices`.
-    """
+    """One mapping of many; the first specification of a name stands for all that agree with it. Two that contradict
+    each other, or one that contradicts the table of :mod:`cdmpp.devices`, are a DataError."""
     merged: dict[str, DeviceSpec] = {}
     for part in parts:
         for name, spec in part.items():
@@ -95,27 +84,10 @@ def merge_specs(parts: Iterable[Mapping[str, DeviceSpec]]) -> dict[str, DeviceSp
 
 
 def read_specs(device: Labels, texts: Labels) -> tuple[dict[str, DeviceSpec], Mask]:
-    """Specifications carried by the rows.
+    """Specifications that rows carry, by canonical device name, and rows whose text is none, or one of another device.
 
-    Parameters
-    ----------
-    device : Labels
-        Canonical device name of each row.
-    texts : Labels
-        ``device_spec`` of each row, "" where it brings none.
-
-    Returns
-    -------
-    specs : dict of str to DeviceSpec
-        Canonical device name -> specification, also for names in the device table. It applies to all rows of
-        that name.
-    wrong : bool array
-        Rows whose text is no specification, or one of another device.
-
-    Raises
-    ------
-    DataError
-        As :func:`merge_specs`.
+    ``texts``: ``device_spec`` of each row, "" where it brings none. Names in the device table are among the
+    specifications, too; each applies to all rows of its name. Errors are those of :func:`merge_specs`.
     """
     pairs = sorted({*zip(device.codes.tolist(), texts.codes.tolist(), strict=True)})
     parts: list[Mapping[str, DeviceSpec]] = []

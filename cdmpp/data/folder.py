@@ -27,13 +27,7 @@ DEVICE = "device.toml"
 
 
 def records_file(path: str | PathLike[str]) -> Path:
-    """The file to read: ``path`` itself, or the records of a dataset folder or of a folder of MetaSchedule.
-
-    Raises
-    ------
-    DataError
-        A folder without records; the hint tells how to resume a collection that was started in it.
-    """
+    """The file to read: ``path`` itself, or the records of a dataset folder or of a folder of MetaSchedule."""
     place = Path(path)
     if not place.is_dir():
         return place

@@ -27,16 +27,10 @@ ON_THE_FLOOR, SPREAD = 2.0, 4.0
 
 
 def host_bound_rows(table: MeasurementTable, bound_s: NDArray[np.float64]) -> Mask:
-    """Rows that are host time, (n,) bool.
+    """Rows that are host time, (n,) bool; ``bound_s`` (n,): their physical bounds, NaN where there is none.
 
     Rows are grouped by operator, types and structure, device, source and framework. Eager calls have their host time by
     definition, and are never among them.
-
-    Parameters
-    ----------
-    table : MeasurementTable
-    bound_s : (n,)
-        Physical bound of each row, in seconds; NaN where there is none.
     """
     is_bound = np.zeros(len(table), dtype=np.bool_)
     with np.errstate(invalid="ignore"):

@@ -22,18 +22,10 @@ _LEVEL = 6
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """A column of strings; the empty string stands for "not given".
+    """A column of strings; the empty string stands for "not given"."""
 
-    Attributes
-    ----------
-    codes : int32 array, one per row
-        Index into ``names``.
-    names : tuple of str
-        Each distinct string once; some may be unused after :meth:`take`.
-    """
-
-    codes: Codes
-    names: tuple[str, ...]
+    codes: Codes  # (rows,): index into ``names``
+    names: tuple[str, ...]  # each distinct string once; some may be unused after :meth:`take`
 
     @classmethod
     def constant(cls, name: str, rows: int) -> Labels:
@@ -118,15 +110,7 @@ def hash_rows(seed: int, columns: Sequence[NDArray[np.int64]]) -> U64:
 
 
 def distinct_rows(columns: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Find the distinct rows.
-
-    Returns
-    -------
-    first : int64 array
-        Row at which each distinct row first appears, ascending.
-    inverse : int64 array
-        For every row, which distinct row it is.
-    """
+    """Row at which each distinct row first appears, ascending; and for every row, which distinct row it is."""
     keys = hash_rows(0, columns)
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     inverse = inverse.reshape(-1)
@@ -140,13 +124,7 @@ def distinct_rows(columns: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int6
 
 
 class PackedTexts(Sequence[str]):
-    """A sequence of texts, each decompressed when it is read.
-
-    Parameters
-    ----------
-    texts : iterable of str or bytes
-        Plain texts, or compressed ones as :meth:`entries` returns them.
-    """
+    """A sequence of texts, each decompressed when it is read; made of plain ones, or of compressed ``entries``."""
 
     def __init__(self, texts: Iterable[str | bytes] = ()) -> None:
         self._entries = [zlib.compress(t.encode(), _LEVEL) if isinstance(t, str) else t for t in texts]

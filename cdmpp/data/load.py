@@ -34,24 +34,12 @@ def load_table(
 ) -> MeasurementTable:
     """Read a table; its columns decide the format.
 
-    Parameters
-    ----------
-    path : path
-        Project records (Parquet), a dataset folder that holds them (:mod:`cdmpp.data.folder`), one of the
-        public operator tables (Parquet, CSV or gzipped CSV), programs with their latencies
-        (:mod:`cdmpp.data.program_csv`), or a tuning log (:mod:`cdmpp.data.importers.log_files`).
-    share : float
-        Share of the configurations to keep of a public table of schedules, in (0, 1]: the same ones on every device.
-    per_task : int, optional
-        Number of schedules to keep of each task and device of a tuning log or its table.
-    epilogue : {"", "add", "add_relu"}
-        Operations behind the workloads of a log of Ansor, which does not state them.
-
-    Raises
-    ------
-    DataError
-        The file is missing, unreadable, or of no known format (the message lists its columns), or ``share``,
-        ``per_task`` or ``epilogue`` is given and the table is not of its kind.
+    ``path``: project records (Parquet), a dataset folder that holds them (:mod:`cdmpp.data.folder`), one of the public
+    operator tables (Parquet, CSV or gzipped CSV), programs with their latencies (:mod:`cdmpp.data.program_csv`), or a
+    tuning log (:mod:`cdmpp.data.importers.log_files`). ``share``, in (0, 1], of the configurations of a public table of
+    schedules is kept: the same ones on every device. ``per_task`` schedules are kept of each task and device of a
+    tuning log or its table. ``epilogue`` ("", "add" or "add_relu"): operations behind the workloads of a log of Ansor,
+    which does not state them. An option of another kind of table is an error.
     """
     file = records_file(path)
     log = log_importer(file)
@@ -92,27 +80,10 @@ def import_tables(
     per_task: int | None = None,
     epilogue: str = "",
 ) -> MeasurementTable:
-    """Read tables of any kind and write them as project records.
+    """Read tables of any kind and write them as project records to ``out``, which may not be one of them.
 
-    Parameters
-    ----------
-    paths : sequence of path
-    out : path
-        Parquet file to write.
-    device : DeviceSpec, optional
-        Replaces the device that the rows name.
-    share, per_task, epilogue
-        As :func:`load_table`.
-
-    Returns
-    -------
-    MeasurementTable
-        What was written: every row of the files, those that cannot be used with their reason.
-
-    Raises
-    ------
-    DataError
-        ``out`` is one of the tables, or a table cannot be read.
+    ``device`` replaces the device that the rows name; the other options are those of :func:`load_table`. Returns what
+    was written: every row of the files, those that cannot be used with their reason.
     """
     for source in map(records_file, paths):
         if Path(out).exists() and source.exists() and Path(out).samefile(source):
@@ -167,13 +138,7 @@ class PublicTable:
 
 
 def public_data_dir(option: str | PathLike[str] | None = None) -> Path:
-    """Folder of the public tables: ``option``, else ``$CDMPP_PUBLIC_DATA``.
-
-    Raises
-    ------
-    DataError
-        Neither is given, or there is no such folder.
-    """
+    """Folder of the public tables: ``option``, else ``$CDMPP_PUBLIC_DATA``."""
     given = option or os.environ.get(ENVIRONMENT)
     if not given:
         raise DataError(
@@ -212,20 +177,9 @@ def _sources(path: Path, importer: Importer) -> frozenset[str]:
 def find_public_tables(
     folder: str | PathLike[str] | None = None, sources: Collection[str] | None = None
 ) -> list[PublicTable]:
-    """The operator tables that a command needs.
-
-    Parameters
-    ----------
-    folder : path, optional
-        As :func:`public_data_dir`.
-    sources : collection of str, optional
-        Names of importers; default: all tables of operators and collectives.
-
-    Raises
-    ------
-    DataError
-        A table is missing; the message names each, the hint where it comes from.
-    """
+    """The tables in a folder (as :func:`public_data_dir`) that a command needs: those of the importers that ``sources``
+    names, by default all of operators and collectives. The error names each missing table, its hint where it comes
+    from."""
     known = {importer.name: importer for importer in (*IMPORTERS, *SCHEDULE_IMPORTERS)}
     wanted = [importer.name for importer in IMPORTERS] if sources is None else list(sources)
     unknown = [name for name in wanted if name not in known]
@@ -249,17 +203,8 @@ def load_public(
     share: float = 1.0,
     per_task: int | None = None,
 ) -> MeasurementTable:
-    """Load the wanted public tables, one below the other.
-
-    Parameters
-    ----------
-    folder, sources
-        As :func:`find_public_tables`.
-    share : float
-        Share of the configurations of tables of Kernel Tuner, in (0, 1]: the same ones on every device.
-    per_task : int, optional
-        Number of schedules to keep of each task and device of tables of Ansor and MetaSchedule.
-    """
+    """Load the wanted public tables (:func:`find_public_tables`), one below the other; ``share`` and ``per_task`` apply
+    to tables of schedules as in :func:`load_table`."""
     table = concat([table.load(sources, share, per_task) for table in find_public_tables(folder, sources)])
     if sources is None or set(table.source.used()) <= set(sources):
         return table

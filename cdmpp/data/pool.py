@@ -31,24 +31,11 @@ _FORMAT = 1
 
 
 def pool_of(table: MeasurementTable, keys: NDArray[Any], *, programs: int = POOL_PROGRAMS, seed: int = 0) -> bytes:
-    """Content of :data:`POOL` for a model folder.
+    """Content of :data:`POOL` for a model folder: JSON of about ``programs`` programs.
 
-    Parameters
-    ----------
-    table : MeasurementTable
-        The training table.
-    keys : int array
-        Program keys of *training* rows (repeats do not matter). Those of other parts must not be among them:
-        measurements of the pool's programs become training rows.
-    programs : int
-        About so many; every kind (operator, element type, structure) has a share that grows with the root of
-        its number of programs.
-    seed : int
-
-    Returns
-    -------
-    bytes
-        JSON, for ``save_artifact(extra={POOL: ...})``.
+    Every kind (operator, element type, structure) has a share that grows with the root of its number of programs.
+    ``keys`` are program keys of *training* rows (repeats do not matter). Those of other parts must not be among them:
+    measurements of the pool's programs become training rows.
     """
     wanted = np.zeros(table.n_programs, dtype=np.bool_)
     wanted[np.unique(keys[keys >= 0])] = True
@@ -69,15 +56,7 @@ def _modest(block: OperatorBlock) -> NDArray[np.bool_]:
 
 
 def model_pool(folder: Path) -> list[OperatorSpec]:
-    """The pool that a model carries.
-
-    Raises
-    ------
-    DataError
-        It carries none.
-    ArtifactError
-        What it carries cannot be read.
-    """
+    """The pool that a model carries; a DataError if it carries none, an ArtifactError if it cannot be read."""
     path = folder / POOL
     if not path.is_file():
         raise DataError(
@@ -92,13 +71,8 @@ def model_pool(folder: Path) -> list[OperatorSpec]:
 
 
 def read_pool(path: Path) -> list[OperatorSpec]:
-    """Distinct operators of a pool: records, any table, a model's :data:`POOL`, or a text file of operators.
-
-    Raises
-    ------
-    DataError
-        The file cannot be read, a line is no operator (the message has its number), or there is none.
-    """
+    """Distinct operators of a pool: records, any table, a model's :data:`POOL`, or a text file of operators. The error
+    names the number of a line that is no operator."""
     if path.is_dir() and (path / POOL).is_file():
         path = path / POOL
     operators = _from_json(path) or _from_lines(path) or _from_table(path)

@@ -40,17 +40,12 @@ def matches(columns: Collection[str]) -> bool:
 def read_program_csv(path: Path) -> MeasurementTable:
     """Read a CSV (or Parquet file) of operators and their latencies.
 
-    Columns: ``program``, an operator's text (``"linear:m=512,n=4096,k=1024"``) or the JSON of its fields;
-    one of ``latency_us``, ``latency_ms``, ``latency_s``, empty where nothing was measured; where present
-    ``device`` (a known name), ``backend`` (an empty cell or no column: library), ``protocol`` (kernel),
-    ``framework`` (not known), ``implementation`` (the default of operator and framework). All others are never read.
-    Without a device, rows are ``unknown_device`` until :func:`cdmpp.data.records.as_device` gives them one.
-
-    Raises
-    ------
-    DataError
-        A cell cannot be read, nothing was measured at all, or two columns hold latencies; the message counts
-        rows from 1, the header not among them.
+    Columns: ``program``, an operator's text (``"linear:m=512,n=4096,k=1024"``) or the JSON of its fields; one of
+    ``latency_us``, ``latency_ms``, ``latency_s``, empty where nothing was measured; where present ``device`` (a known
+    name), ``backend`` (an empty cell or no column: library), ``protocol`` (kernel), ``framework`` (not known),
+    ``implementation`` (the default of operator and framework). All others are never read. Without a device, rows are
+    ``unknown_device`` until :func:`cdmpp.data.records.as_device` gives them one. Errors count rows from 1, the header
+    not among them.
     """
     raw = read_raw(path, [name for name in read_columns(path) if name in _READ])
     program = raw.labels("program").map(str.strip)

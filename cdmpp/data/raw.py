@@ -127,13 +127,7 @@ class RawTable:
 
 
 def read_columns(path: Path) -> list[str]:
-    """Column names of a table on disk.
-
-    Raises
-    ------
-    DataError
-        The file is missing, empty, or neither Parquet nor CSV.
-    """
+    """Column names of a table on disk."""
     try:
         if _is_parquet(path):
             check_parquet(path)

@@ -95,43 +95,25 @@ _OF_THE_DEVICE = ("unknown_device", "invalid_device")
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measurement, as measuring tools write it.
+    """One measurement, as measuring tools write it."""
 
-    Attributes
-    ----------
-    program_hash, program_kind, program : str
-        As in :data:`COLUMNS`; an operator's hash is ``OperatorSpec.hash()`` and may be left empty.
-    device : str
-        Name of the device.
-    latency_s : float or None
-        Seconds; None if the measurement failed.
-    repeats_s : tuple of float
-        Raw repeats in seconds.
-    device_spec : DeviceSpec or None
-        Specification of the device, required if its name is not in :mod:`cdmpp.devices`; its name equals ``device``.
-    failure : str
-        Why the program could not be built or run, "" if it ran; a failed one has no latency.
-    implementation : str
-        What was run (:data:`cdmpp.programs.query_options.IMPLEMENTATIONS`); "": the default of operator and framework.
-    provenance : mapping of str to str
-        Versions, clocks, driver, date: each key becomes a column.
-    """
-
-    program: str
+    program: str  # this field and the next are as in :data:`COLUMNS`
     program_kind: str
     device: str
-    latency_s: float | None
-    program_hash: str = ""
+    latency_s: float | None  # None if the measurement failed
+    program_hash: str = ""  # may be left empty for an operator: ``OperatorSpec.hash()``
     backend: str = "library"
     protocol: str = "kernel"
     framework: str = ""
-    repeats_s: tuple[float, ...] = ()
+    repeats_s: tuple[float, ...] = ()  # raw repeats
     task: str = ""
     source: str = "measured"
     excluded_reason: str = ""
-    provenance: Mapping[str, str] | None = None
+    provenance: Mapping[str, str] | None = None  # versions, clocks, driver, date: each key becomes a column
+    # required if :mod:`cdmpp.devices` does not have ``device``, which it is named after
     device_spec: DeviceSpec | None = None
-    failure: str = ""
+    failure: str = ""  # why the program could not be built or run, "" if it ran; a failed one has no latency
+    # one of :data:`cdmpp.programs.query_options.IMPLEMENTATIONS`; "": the default of operator and framework
     implementation: str = ""
 
     def __post_init__(self) -> None:
@@ -160,15 +142,8 @@ def from_measurements(rows: list[Measurement]) -> MeasurementTable:
 
 
 def write_records(table: MeasurementTable, path: str | PathLike[str], *, level: int = ZSTD_LEVEL) -> None:
-    """Write a table as project records; written aside, then renamed, so that no half file is ever seen.
-
-    ``level``: zstd's, 1 to 22.
-
-    Raises
-    ------
-    DataError
-        The file cannot be written.
-    """
+    """Write a table as project records; written aside, then renamed, so that no half file is ever seen. ``level``:
+    zstd's, 1 to 22."""
     with replacing(path) as aside:
         # The dictionary page must hold all texts, else Parquet falls back to storing one per row.
         pq.write_table(
@@ -248,13 +223,7 @@ def _dictionary(labels: Labels, kind: Any = None, order: Codes | None = None) ->
 
 
 def read_records(path: str | PathLike[str]) -> MeasurementTable:
-    """Read project records.
-
-    Raises
-    ------
-    DataError
-        The file is unreadable, lacks columns, or was written by a newer version.
-    """
+    """Read project records. Those that lack columns, or of a newer version, are an error."""
     file = Path(path)
     try:
         check_parquet(file)
@@ -378,15 +347,8 @@ class ParsedPrograms:
 
 
 def read_programs(texts: Labels, kinds: Labels, raw: RawTable) -> ParsedPrograms:
-    """Parse each distinct program once.
-
-    Parameters
-    ----------
-    texts, kinds : Labels
-        Columns ``program`` and ``program_kind``.
-    raw : RawTable
-        Holds ``program_hash`` and ``task``, which TVM programs need.
-    """
+    """Parse each distinct program once. ``texts`` and ``kinds``: columns ``program`` and ``program_kind``; ``raw``
+    holds ``program_hash`` and ``task``, which TVM programs need."""
     is_operator, is_tvm = kinds.is_("operator"), kinds.is_("tvm_json")
     blocks, key_of, reason_of, names = _operators(texts, np.unique(texts.codes[is_operator]))
     key = np.where(is_operator, key_of[texts.codes], -1)

@@ -68,24 +68,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Splits:
-    """Parts by what they were made of.
+    """Parts by what they were made of. A part is a code of :mod:`cdmpp.data.splits`."""
 
-    Attributes
-    ----------
-    programs : mapping of str to mapping of str to int
-        Split -> program hash -> part, a code of :mod:`cdmpp.data.splits`.
-    devices : mapping of str to mapping of str to int
-        Split -> device name -> part.
-    tasks, networks : mapping of str to str
-        Program hash -> its task, and the networks that use it ("a;b").
-    about : mapping
-        How they were made: shares, test networks, sealed networks and the list that they were chosen from.
-    """
-
-    programs: Mapping[str, Mapping[str, int]]
-    devices: Mapping[str, Mapping[str, int]]
-    tasks: Mapping[str, str]
-    networks: Mapping[str, str]
+    programs: Mapping[str, Mapping[str, int]]  # split -> program hash -> part
+    devices: Mapping[str, Mapping[str, int]]  # split -> device name -> part
+    tasks: Mapping[str, str]  # program hash -> its task
+    networks: Mapping[str, str]  # program hash -> networks that use it ("a;b")
+    # how they were made: shares, test networks, sealed networks and the list that they were chosen from
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -99,15 +88,8 @@ class Splits:
         return frozenset(digest for digest, part in self.programs.get(SEALED, {}).items() if part == TEST)
 
     def rows(self, table: MeasurementTable, split: str) -> NDArray[np.int8]:
-        """Part of every row of a table; ``UNUSED`` for programs and devices that the split does not name.
-
-        Sealed programs have a part in the split ``sealed`` alone.
-
-        Raises
-        ------
-        DataError
-            There is no such split.
-        """
+        """Part of every row of a table; ``UNUSED`` for programs and devices that the split does not name. Sealed
+        programs have a part in the split ``sealed`` alone."""
         if split in self.programs:
             chosen = self.programs[split]
             parts = [*(chosen.get(digest, UNUSED) for digest in table.program_hashes), UNUSED]
@@ -122,14 +104,8 @@ class Splits:
         raise DataError(f"there is no split {split!r}", hint="one of: " + ", ".join(self.names))
 
     def check(self) -> None:
-        """Make sure that nothing leaks.
-
-        Raises
-        ------
-        DataError
-            A task is in two parts, one of a test network is trained on, or a sealed one is in any part of another
-            split; the message names it.
-        """
+        """Raise a DataError if something leaks: a task is in two parts, one of a test network is trained on, or a
+        sealed one is in any part of another split."""
         check_sealed(self.about)
         sealed = self.sealed
         for split, parts in self.programs.items():
@@ -176,23 +152,13 @@ def make_splits(
 ) -> Splits:
     """Split a table by task, by network and by device, and seal networks.
 
-    Parameters
-    ----------
-    table : MeasurementTable
-    test_networks : collection of str
-        Networks to hold out, by name and in all their sizes: the caller chooses, and the file keeps the
-        names. Without any there is no split by network. A sealed network stays sealed and is no test network.
-    sealed_from, sealed : collection of str, int
-        How many networks to seal, and the names that :func:`cdmpp.data.splits.sealed_names` chooses from. Without
-        any nothing is sealed.
-    test_share, validation_share : float
-        Of the tasks; which they are, the hash of the task decides, so that the part of a task is the same in
-        every data set and needs no seed. ``validation_share`` also holds of the split by network.
+    ``test_networks`` are held out, by name and in all their sizes: the caller chooses, and the file keeps the names.
+    Without any there is no split by network. A sealed network stays sealed and is no test network. ``sealed`` networks
+    are chosen from ``sealed_from`` (:func:`cdmpp.data.splits.sealed_names`).
 
-    Raises
-    ------
-    DataError
-        No record is of a test network, or it uses every task, so that nothing is left to train on.
+    The shares are of the tasks; which they are, the hash of the task decides, so that the part of a task is the same in
+    every data set and needs no seed. ``validation_share`` also holds of the split by network. Test networks that no
+    record is of, or that use every task, are an error.
     """
     about: dict[str, Any] = {"test_share": test_share, "validation_share": validation_share}
     chosen = sealed_names(sealed_from, sealed) if sealed else ()
@@ -235,22 +201,10 @@ def make_splits(
 def renew_splits(
     table: MeasurementTable, path: str | PathLike[str], *, test_networks: Collection[str] = (), sealed: int = 0
 ) -> Splits:
-    """Splits of a table in place of those in a file; networks that the file seals stay sealed.
+    """Splits of a table in place of those in ``path``, which need not exist; networks that the file seals stay sealed.
 
-    Parameters
-    ----------
-    table : MeasurementTable
-    path : path
-        ``splits.parquet``, which need not exist.
-    test_networks : collection of str
-        See :func:`make_splits`.
-    sealed : int
-        How many networks to seal where the file seals none; they are chosen from those of the table.
-
-    Raises
-    ------
-    DataError
-        The file seals another number of networks, or it cannot be read, so that its sealed networks are unknown.
+    ``sealed``: how many networks of the table to seal where the file seals none. A file that seals another number, or
+    that cannot be read, so that its sealed networks are unknown, is an error.
     """
     stated, count = read_seal(path)
     if count and sealed not in (0, count):
@@ -267,13 +221,8 @@ def renew_splits(
 
 
 def read_seal(path: str | PathLike[str]) -> tuple[tuple[str, ...], int]:
-    """The list of networks that a file of splits states, and how many of them it seals; empty and 0 without any.
-
-    Raises
-    ------
-    DataError
-        The file cannot be read, or its sealed networks do not follow from its list.
-    """
+    """The list of networks that a file of splits states, and how many of them it seals; empty and 0 without any. Sealed
+    networks that do not follow from the list are an error."""
     if not Path(path).is_file():
         return (), 0
     try:
@@ -289,13 +238,7 @@ def read_seal(path: str | PathLike[str]) -> tuple[tuple[str, ...], int]:
 
 
 def write_splits(splits: Splits, path: str | PathLike[str]) -> None:
-    """Check splits and write them; written aside, then renamed.
-
-    Raises
-    ------
-    DataError
-        They leak, or the file cannot be written.
-    """
+    """Check splits and write them; written aside, then renamed."""
     splits.check()
     rows: list[tuple[str, ...]] = []
     for split, parts in splits.programs.items():
@@ -313,13 +256,7 @@ def write_splits(splits: Splits, path: str | PathLike[str]) -> None:
 
 
 def read_splits(path: str | PathLike[str]) -> Splits:
-    """Read and check what :func:`write_splits` wrote.
-
-    Raises
-    ------
-    DataError
-        No such file, another format, a program in two parts of one split, or a split that leaks.
-    """
+    """Read and check what :func:`write_splits` wrote."""
     try:
         check_parquet(path)
         arrow = pq.read_table(path)
@@ -348,13 +285,7 @@ def read_splits(path: str | PathLike[str]) -> Splits:
 
 
 def stored_seal(path: str | PathLike[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """Sealed networks and tasks that ``splits.parquet`` beside a table names; empty without that file.
-
-    Raises
-    ------
-    DataError
-        The file cannot be read, or its splits leak.
-    """
+    """Sealed networks and tasks that ``splits.parquet`` beside a table names; empty without that file."""
     file = records_file(path).with_name(SPLITS)
     if not file.is_file():
         return frozenset(), frozenset()
@@ -369,17 +300,10 @@ def sealed_networks(paths: Iterable[str | PathLike[str]]) -> tuple[str, ...]:
 
 
 def without_sealed(table: MeasurementTable, paths: Iterable[str | PathLike[str]]) -> MeasurementTable:
-    """A table without the programs and rows that are sealed by a split file beside one of its sources.
+    """A table without the programs and rows that are sealed by a split file beside one of its sources, ``paths``.
 
-    A program is sealed by its task and by the networks that the records name, so that programs measured after the
-    split file was written are sealed, too. The count of programs is logged.
-
-    Parameters
-    ----------
-    table : MeasurementTable
-        Concatenation of all the sources.
-    paths : iterable of path
-        Files or dataset folders that the table was read from.
+    A program is sealed by its task and by the networks that the records name, so that programs measured after the split
+    file was written are sealed, too. The count of programs is logged.
     """
     seals = [stored_seal(path) for path in paths]
     names = frozenset[str]().union(*(seal[0] for seal in seals))

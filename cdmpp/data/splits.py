@@ -148,19 +148,8 @@ def device_group(name: str, specs: Mapping[str, DeviceSpec] | None = None) -> st
 
 
 def split_by_device(table: MeasurementTable, holdout: Sequence[str]) -> tuple[Mask, Mask]:
-    """Hold devices out, together with their near twins.
-
-    Parameters
-    ----------
-    holdout : sequence of str
-        Devices, or groups of :data:`DEVICE_GROUPS`.
-
-    Returns
-    -------
-    train, test : bool arrays
-        ``test``: rows of the named devices' groups; ``train``: rows of all other known devices. Rows of
-        unknown devices are in neither.
-    """
+    """Hold devices, or groups of :data:`DEVICE_GROUPS`, out, together with their near twins: rows of all other known
+    devices, and rows of the groups. Rows of unknown devices are in neither."""
     groups = {device_group(name, table.device_specs) for name in holdout}
     part = np.full(len(table.device.names) + 1, UNUSED, dtype=np.int8)
     for code, name in enumerate(table.device.names):
@@ -171,13 +160,7 @@ def split_by_device(table: MeasurementTable, holdout: Sequence[str]) -> tuple[Ma
 
 
 def assert_disjoint(table: MeasurementTable, parts: NDArray[np.int8]) -> None:
-    """Make sure that no program occurs in two parts.
-
-    Raises
-    ------
-    DataError
-        A program hash occurs in two parts; the message names one.
-    """
+    """Raise a DataError if a program occurs in two parts."""
     seen: dict[str, int] = {}
     hashes = table.program_hashes
     for part, name in PART_NAMES.items():
@@ -241,15 +224,10 @@ def network_parts(
 ) -> NDArray[np.int8]:
     """Part of every program, by key, when whole networks are held out.
 
-    A test network is held out in all its sizes: "vit" takes "vit:image=32" along, and the other way round.
-    The programs of every task that occurs in a test network are the test part, even where other networks use
-    the task; of the rest, :func:`cdmpp.data.splits.program_parts` puts ``validation`` aside by the task's
-    hash; programs of no network are in no part.
-
-    Raises
-    ------
-    DataError
-        A test network that no record names.
+    A test network is held out in all its sizes: "vit" takes "vit:image=32" along, and the other way round. The programs
+    of every task that occurs in a test network are the test part, even where other networks use the task; of the rest,
+    :func:`cdmpp.data.splits.program_parts` puts ``validation`` aside by the task's hash; programs of no network are in
+    no part. A test network that no record names is an error.
     """
     networks, known = networks_of(table), network_names(table)
     held = {without_sizes(name) for name in test_networks}
@@ -266,13 +244,7 @@ def network_parts(
 
 
 def assert_tasks_apart(table: MeasurementTable, parts: NDArray[np.int8]) -> None:
-    """Make sure that no task is in two parts.
-
-    Raises
-    ------
-    DataError
-        A task is; the message names one.
-    """
+    """Raise a DataError if a task is in two parts."""
     seen: dict[str, int] = {}
     for task, part in zip(table.tvm.tasks, parts[table.tvm.first_key :].tolist(), strict=True):
         if task and part in PART_NAMES and seen.setdefault(task, part) != part:
@@ -283,13 +255,8 @@ def assert_tasks_apart(table: MeasurementTable, parts: NDArray[np.int8]) -> None
 
 
 def sealed_names(networks: Iterable[str], count: int = COUNT) -> tuple[str, ...]:
-    """The ``count`` networks with the smallest sha256("sealed-1:" + name), sorted; sizes of a network do not count.
-
-    Raises
-    ------
-    DataError
-        ``count`` networks would leave none to train on, or ``count`` is below 1.
-    """
+    """The ``count`` networks with the smallest sha256("sealed-1:" + name), sorted; sizes of a network do not count. A
+    count that leaves no network to train on is an error."""
     names = {without_sizes(name) for name in networks}
     if not 1 <= count < len(names):
         raise DataError(
@@ -300,13 +267,7 @@ def sealed_names(networks: Iterable[str], count: int = COUNT) -> tuple[str, ...]
 
 
 def check_sealed(about: Mapping[str, Any]) -> None:
-    """Make sure that the sealed networks of a split file follow from the list that it states.
-
-    Raises
-    ------
-    DataError
-        They do not.
-    """
+    """Raise a DataError if the sealed networks of a split file do not follow from the list that it states."""
     names = tuple(about.get(SEALED, ()))
     if names and names != sealed_names(about.get(SEALED_FROM, ()), len(names)):
         raise DataError(
@@ -318,16 +279,8 @@ def check_sealed(about: Mapping[str, Any]) -> None:
 def sealed_programs(
     table: MeasurementTable, names: Collection[str], *, tasks: Collection[str] = ()
 ) -> NDArray[np.bool_]:
-    """Mask over program keys: every program of a task that a sealed network, in any size, uses.
-
-    Parameters
-    ----------
-    table : MeasurementTable
-    names : collection of str
-        Sealed networks.
-    tasks : collection of str
-        Tasks, or hashes of programs without a task, that are sealed whatever networks the records name.
-    """
+    """Mask over program keys: every program of a task that a sealed network, in any size, uses. ``tasks``: tasks, or
+    hashes of programs without a task, that are sealed whatever networks the records name."""
     held, unit = {without_sizes(name) for name in names}, task_of(table)
     users = [not held.isdisjoint(map(without_sizes, networks)) for networks in networks_of(table)]
     chosen = frozenset(tasks)

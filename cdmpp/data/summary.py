@@ -29,13 +29,7 @@ Key = tuple[str, ...]
 
 
 def info(path: str | PathLike[str]) -> dict[str, Any]:
-    """Summary of a file or a dataset folder, ready for JSON (see :func:`summarise`).
-
-    Raises
-    ------
-    DataError
-        The table cannot be read, or the folder's collection is not finished.
-    """
+    """Summary of a file or a dataset folder, ready for JSON (see :func:`summarise`)."""
     repeats = repeats_file(path)
     table = load_table(path)
     return {"path": str(path), **summarise(table, None if repeats is None else load_table(repeats))}
@@ -141,17 +135,11 @@ def query_keys(table: MeasurementTable, rows: NDArray[np.int64]) -> list[Key]:
 
 
 def noise_floor(records: MeasurementTable, repeats: MeasurementTable | None) -> dict[str, Any]:
-    """Relative difference of first and second measurements.
+    """Relative difference |a - b| / ((a + b) / 2) of latencies of first and second measurements.
 
-    The relative difference of latencies a and b is |a - b| / ((a + b) / 2). A repeat is compared with the
-    first record of the same program, device and settings; flagged ones count, failed
-    ones do not.
-
-    Returns
-    -------
-    dict
-        ``noise_floor``: the median over all pairs, None without any; ``noise_floor_by_device``: per device
-        ``n``, ``median`` and ``p90`` (90 % quantile).
+    A repeat is compared with the first record of the same program, device and settings; flagged ones count, failed ones
+    do not. ``noise_floor`` is the median over all pairs, None without any; ``noise_floor_by_device`` has ``n``,
+    ``median`` and ``p90`` (90 % quantile).
     """
     by_device: defaultdict[str, list[float]] = defaultdict(list)
     for key, gaps in _gaps(records, repeats).items():
@@ -183,44 +171,21 @@ def relative_spread(repeats: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Disturbed:
-    """A record that another load on the machine seems to have disturbed.
+    """A record that another load on the machine seems to have disturbed."""
 
-    Attributes
-    ----------
-    row : int
-        Row of the records.
-    key : tuple of str
-        Program hash, device, backend, protocol, framework.
-    spread : float
-        Interquartile range / median of its repeats; NaN for fewer than :data:`MIN_REPEATS`.
-    difference : float
-        Largest relative difference to a second measurement; NaN where there is none.
-    floor : float
-        Noise floor of the device: the median of such differences.
-    """
-
-    row: int
-    key: Key
-    spread: float
-    difference: float
-    floor: float
+    row: int  # of the records
+    key: Key  # program hash, device, backend, protocol, framework
+    spread: float  # interquartile range / median of its repeats; NaN for fewer than :data:`MIN_REPEATS`
+    difference: float  # largest relative difference to a second measurement; NaN where there is none
+    floor: float  # noise floor of the device: the median of such differences
 
 
 def disturbed(records: MeasurementTable, repeats: MeasurementTable | None, factor: float = 3.0) -> list[Disturbed]:
     """Records whose spread, or whose difference to a second measurement, is over ``factor`` x the noise floor.
 
-    The floor is that of the record's device (:func:`noise_floor`). Of several records of one query the first one
-    is compared with the second measurements, as in :func:`noise_floor`; failed records are not listed.
-
-    Returns
-    -------
-    list of Disturbed
-        In the order of the rows.
-
-    Raises
-    ------
-    DataError
-        ``factor`` is not above 0, or a device of the records has no second measurement, so that its floor is unknown.
+    The floor is that of the record's device (:func:`noise_floor`). Of several records of one query the first one is
+    compared with the second measurements; failed records are not listed. A device without any second measurement, so
+    that its floor is unknown, is an error.
     """
     if not factor > 0:
         raise DataError(f"factor = {factor:g} of the noise floor", hint="any number above 0, 3 by default")

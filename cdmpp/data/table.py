@@ -53,24 +53,14 @@ TEXT_COLUMNS = ("op", "device_name", "device", "backend", "protocol", "framework
 
 @dataclass(frozen=True, eq=False)
 class OperatorBlock:
-    """Sizes of many operators that share operator, element type and structural fields.
-
-    Attributes
-    ----------
-    operator, dtype : str
-    flags : mapping
-        Every structural field of the operator's specification, e.g. ``direction``, ``bias``, ``inputs``.
-    sizes : mapping of str to int64 array
-        Every integer field, defaults filled in, as ``OperatorSpec.sizes()`` names them.
-    row_index : int64 array
-        In :attr:`MeasurementTable.specs` the rows of the table; in :attr:`MeasurementTable.programs` the
-        program keys, which are consecutive.
-    """
+    """Sizes of many operators that share operator, element type and structural fields."""
 
     operator: str
     dtype: str
-    flags: Flags
-    sizes: Mapping[str, Int64]
+    flags: Flags  # every structural field of the operator's specification, e.g. ``direction``, ``bias``, ``inputs``
+    sizes: Mapping[str, Int64]  # every integer field, defaults filled in, as ``OperatorSpec.sizes()`` names them
+    # In :attr:`MeasurementTable.specs` the rows of the table; in :attr:`MeasurementTable.programs` the program keys,
+    # which are consecutive.
     row_index: Int64
 
     def __len__(self) -> int:
@@ -127,60 +117,32 @@ class TvmPrograms:
 
 @dataclass(frozen=True, eq=False)
 class MeasurementTable:
-    """Measurements by column; see ``docs/data.md``.
+    """Measurements by column; see ``docs/data.md``."""
 
-    Attributes
-    ----------
-    programs : tuple of OperatorBlock
-        Each distinct operator once. ``row_index`` holds program keys, consecutive and ascending over the
-        blocks; :attr:`tvm` programs follow.
-    program_key : int64 array
-        Program of each row; -1 for rows without one (:attr:`unsupported` has the reason).
-    latency_s : float64 array
-        Seconds; NaN where none was given.
-    device : Labels
-        Canonical device name; the name in the file where no such device is known.
-    op, device_name : Labels
-        Operator and device as the file calls them (for reports).
-    backend, protocol, framework, source : Labels
-        ``framework`` is "" where not known.
-    implementation : Labels
-        What was run: one of :data:`cdmpp.programs.query_options.IMPLEMENTATIONS`.
-    excluded, unsupported : Labels
-        "" for a row that is used for training, or that can be predicted; else a code of
-        :data:`cdmpp.data.physics.EXCLUDED` (or one that the measurer gave), or of :data:`UNSUPPORTED`.
-    source_row : int64 array
-        Row in the file that the measurement comes from.
-    row_filter : bool array or None
-        ``neusight_filter``, for reports only; True where a table has no such column.
-    repeats_s : pyarrow list<double> array or None
-        Raw repeats in seconds.
-    failure : Labels or None
-        Why a program could not be measured, "" where it was; None where the table has no such column.
-    provenance : mapping of str to Labels
-        Further text columns of project records (versions, clocks, date).
-    device_specs : mapping of str to DeviceSpec
-        Specifications that the records bring, by canonical device name; use :meth:`device_spec`.
-    """
-
+    # Each distinct operator once. ``row_index`` holds program keys, consecutive and ascending over the blocks; those of
+    # ``tvm`` follow.
     programs: tuple[OperatorBlock, ...]
-    program_key: Int64
-    latency_s: Float64
-    op: Labels
+    program_key: Int64  # -1 for rows without a program (``unsupported`` has the reason)
+    latency_s: Float64  # NaN where none was given
+    op: Labels  # operator and device as the file calls them (for reports)
     device_name: Labels
-    device: Labels
+    device: Labels  # canonical name; the name in the file where no such device is known
     backend: Labels
     protocol: Labels
-    framework: Labels
-    implementation: Labels
+    framework: Labels  # "" where not known
+    implementation: Labels  # one of :data:`cdmpp.programs.query_options.IMPLEMENTATIONS`
     source: Labels
+    # "" for a row that is used for training; else a code of :data:`cdmpp.data.physics.EXCLUDED`, or one of the
+    # measurer's
     excluded: Labels
-    unsupported: Labels
-    source_row: Int64
-    row_filter: Mask | None = None
-    repeats_s: Any = None
-    failure: Labels | None = None
+    unsupported: Labels  # "" for a row that can be predicted; else a code of :data:`UNSUPPORTED`
+    source_row: Int64  # row in the file that the measurement comes from
+    row_filter: Mask | None = None  # ``neusight_filter``, for reports only; True where a table has no such column
+    repeats_s: Any = None  # pyarrow list<double>: raw repeats
+    failure: Labels | None = None  # why a program could not be measured, "" where it was; None: no such column
+    # further text columns of project records (versions, clocks, date)
     provenance: Mapping[str, Labels] = field(default_factory=dict)
+    # specifications that the records bring, by canonical name; use :meth:`device_spec`
     device_specs: Mapping[str, DeviceSpec] = field(default_factory=dict)
     tvm: TvmPrograms = field(default_factory=TvmPrograms)
 
@@ -244,13 +206,7 @@ class MeasurementTable:
         return keys[self.program_key]
 
     def device_spec(self, name: str) -> DeviceSpec:
-        """Specification used for a device of this table; see :mod:`cdmpp.devices.registry`.
-
-        Raises
-        ------
-        UnknownDeviceError
-            cdmpp does not know the name, and no record brings its specification.
-        """
+        """Specification used for a device of this table; see :mod:`cdmpp.devices.registry`."""
         return lookup(name, self.device_specs)
 
     @cached_property
@@ -376,22 +332,8 @@ def _indices(rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def merge_blocks(parts: Sequence[OperatorBlock], keys: int) -> tuple[tuple[OperatorBlock, ...], Int64]:
-    """Give each distinct operator one key.
-
-    Parameters
-    ----------
-    parts : sequence of OperatorBlock
-        ``row_index`` holds positions in ``range(keys)``, each at most once.
-    keys : int
-        Length of the returned map.
-
-    Returns
-    -------
-    blocks : tuple of OperatorBlock
-        Distinct operators, keys consecutive.
-    key_of : int64 array of length ``keys``
-        Key of the operator at each position; -1 where no block named the position.
-    """
+    """Give each distinct operator one key: blocks with consecutive keys, and the key of the operator at each of
+    ``keys`` positions, -1 where no block named it. ``row_index`` of ``parts`` holds positions, each at most once."""
     groups: dict[tuple[Any, ...], list[OperatorBlock]] = {}
     for part in parts:
         groups.setdefault(part.group, []).append(part)
@@ -411,13 +353,8 @@ def merge_blocks(parts: Sequence[OperatorBlock], keys: int) -> tuple[tuple[Opera
 
 
 def concat(tables: Sequence[MeasurementTable]) -> MeasurementTable:
-    """Put tables one below the other; a program that occurs in several gets one key.
-
-    Raises
-    ------
-    DataError
-        Two tables bring contradicting specifications of one device name.
-    """
+    """Put tables one below the other; a program that occurs in several gets one key. Contradicting specifications of
+    one device name are a DataError."""
     if not tables:
         raise ValueError("no tables to put together")
     if len(tables) == 1:
@@ -460,14 +397,8 @@ def concat(tables: Sequence[MeasurementTable]) -> MeasurementTable:
 
 
 def without_programs(table: MeasurementTable, drop: NDArray[np.bool_]) -> MeasurementTable:
-    """A table without some of its TVM programs and their rows; keys of the programs that stay are renumbered.
-
-    Parameters
-    ----------
-    table : MeasurementTable
-    drop : (programs,) bool
-        By program key. Operators, which belong to no network, cannot be dropped.
-    """
+    """A table without some of its TVM programs and their rows; keys of the programs that stay are renumbered. ``drop``,
+    (programs,), is by key; operators, which belong to no network, cannot be dropped."""
     tvm, first = table.tvm, table.tvm.first_key
     if drop[:first].any():
         raise ValueError("only TVM programs can be dropped")
