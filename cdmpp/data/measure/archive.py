@@ -101,23 +101,9 @@ def write_job(
 ) -> Manifest:
     """Lower, sample and build, without running programs; a repeated call resumes.
 
-    Parameters
-    ----------
-    sources, configurations, settings, progress, dims
-        As for :func:`cdmpp.data.measure.collect.collect`; the settings become part of the job.
-    out : path
-        Job folder. It is complete once it has its manifest, which is written last.
-
-    Raises
-    ------
-    MeasurementError
-        The disk is full, or the settings request a search, which needs measurements.
-    MissingDependencyError
-        A compiler is missing (nvcc, a cross compiler).
-    DataError
-        The settings request a cache flush that is not possible.
-    CdmppError
-        See :meth:`cdmpp.data.measure.collect.Collector.prepare`.
+    The parameters are those of :func:`cdmpp.data.measure.collect.collect`; the settings become part of the job, and may
+    not request a search, which needs measurements. The folder is complete once it has its manifest, which is written
+    last.
     """
     settings = settings or CollectSettings()
     check_settings(settings, configurations, measures=False)
@@ -152,13 +138,7 @@ def write_job(
 
 
 def read_job(job: str | Path) -> Manifest:
-    """Return the manifest of a job, after checking every file against its checksum.
-
-    Raises
-    ------
-    DataError
-        The folder is not a complete job, has a later format, or has a damaged file.
-    """
+    """Return the manifest of a job, after checking every file against its checksum."""
     folder = Path(job)
     path = folder / MANIFEST
     if not os.path.lexists(path):
@@ -199,36 +179,13 @@ def measure_job(
     timers: Callable[[Configuration, CollectSettings], Timers] = LocalTimers,
     progress: ProgressListener | None = None,
 ) -> Path:
-    """Time every program of a job, or resume an interrupted measurement.
+    """Time every program of a job, or resume an interrupted measurement; returns ``out``, a folder as of ``cdmpp
+    collect``.
 
-    It needs TVM's runtime, numpy and pebble; no compiler, torch or pyarrow. The measurements are in
-    ``collect.sqlite`` of the result. :func:`finish` converts them to a dataset, on a machine with pyarrow.
-
-    Parameters
-    ----------
-    job : path
-    out : path
-        Folder for the result, as of ``cdmpp collect``.
-    device : str, optional
-        Name or specification file of this machine's device, if it differs from the job's.
-    threads : int, optional
-        Threads, if they differ from the job's; ``device`` is required then.
-    timers, progress
-        As for :class:`cdmpp.data.measure.collect.Collector`.
-
-    Returns
-    -------
-    Path
-        ``out``.
-
-    Raises
-    ------
-    DataError
-        See :func:`read_job`; or ``out`` has programs of another job, or is in use by another process.
-    InvalidDeviceError, UnknownDeviceError
-        This machine has too few cores or is another device, or the device is unknown.
-    MeasurementError
-        This machine has no such device, or it was lost; the measurements stay.
+    It needs TVM's runtime, numpy and pebble; no compiler, torch or pyarrow. The measurements are in ``collect.sqlite``
+    of the result. :func:`finish` converts them to a dataset, on a machine with pyarrow. ``device`` names this machine's
+    device, or its specification file, if it differs from the job's; it is required if ``threads`` differ. If the device
+    is lost, the measurements stay.
     """
     folder, result = Path(job), Path(out)
     manifest = read_job(folder)
@@ -257,13 +214,7 @@ def measure_job(
 
 
 def finish(job: str | Path, out: str | Path) -> Path:
-    """Write ``records.parquet``, ``repeats.parquet`` and the card of the measurements.
-
-    Raises
-    ------
-    MissingDependencyError
-        pyarrow is not installed: copy the folder to a machine that has it.
-    """
+    """Write ``records.parquet``, ``repeats.parquet`` and the card of the measurements; needs pyarrow."""
     from cdmpp.data.measure.dataset import write_dataset
 
     timing = read_job(job).settings.timing
@@ -309,13 +260,7 @@ class _Collector(Collector):
     libraries: Mapping[tuple[str, str], Outcome]
 
     def is_complete(self) -> bool:
-        """Whether everything is measured.
-
-        Raises
-        ------
-        DataError
-            A missing program is not part of this job.
-        """
+        """Whether everything is measured; a missing program that is not part of this job is an error."""
         names = [c.name for c in self.configurations]
         missing = self.store.missing(names, self.store.count_programs())
         due = self._due()

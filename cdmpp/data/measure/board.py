@@ -34,37 +34,19 @@ MACHINE = "cdmpp.data.measure.board.machine"
 
 @dataclass(frozen=True)
 class Tracker:
-    """Address of an RPC tracker, and the boards to request.
-
-    Attributes
-    ----------
-    host : str
-    port : int
-    key : str
-        Kind of board.
-    wait_s : float
-        Longest wait for a free board, in seconds; boards may be in use or restarting.
-    patience_s : float
-        Longest wait for the tracker, in seconds.
-    """
+    """Address of an RPC tracker, and the boards to request."""
 
     host: str
     port: int
-    key: str
-    wait_s: float = 120.0
-    patience_s: float = 10.0
+    key: str  # kind of board
+    wait_s: float = 120.0  # longest wait for a free board; boards may be in use or restarting
+    patience_s: float = 10.0  # longest wait for the tracker
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
     def servers(self) -> int:
-        """Return the number of servers with the key, busy or not.
-
-        Raises
-        ------
-        MeasurementError
-            The tracker does not respond.
-        """
+        """Return the number of servers with the key, busy or not."""
         # Not TVM's client, which retries for a minute; TVM is imported in workers only.
         try:
             with socket.create_connection((self.host, self.port), _CONNECT_S) as link, link.makefile("rb") as stream:
@@ -93,13 +75,7 @@ def no_server(tracker: Tracker) -> MeasurementError:
 
 
 def parse_tracker(text: str, key: str) -> Tracker:
-    """Parse the address ``HOST:PORT`` of a tracker.
-
-    Raises
-    ------
-    MeasurementError
-        The text is not an address.
-    """
+    """Parse the address ``HOST:PORT`` of a tracker."""
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise MeasurementError(
@@ -111,21 +87,8 @@ def parse_tracker(text: str, key: str) -> Tracker:
 def serve(tracker: str, key: str, host: str = "0.0.0.0", port: int = 9090) -> None:
     """Serve until the process ends.
 
-    Parameters
-    ----------
-    tracker : str
-        ``HOST:PORT``.
-    key : str
-        Kind of board, as ``cdmpp collect --key`` names it.
-    host : str
-        Address to listen on.
-    port : int
-        First port to try; the next ninety-nine are tried too.
-
-    Raises
-    ------
-    MeasurementError
-        The tracker's address is invalid.
+    ``tracker`` is ``HOST:PORT``, ``key`` the kind of board as ``cdmpp collect --key`` names it, ``host`` the address to
+    listen on, ``port`` the first port to try; the next ninety-nine are tried too.
     """
     at = parse_tracker(tracker, key)
     os.environ.setdefault("TVM_USE_RUNTIME_LIB", "1")

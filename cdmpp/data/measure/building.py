@@ -30,42 +30,19 @@ _SYMBOL = "__tvm_ffi__library_bin"
 
 @dataclass(frozen=True)
 class Library:
-    """A built program.
+    """A built program."""
 
-    Attributes
-    ----------
-    path : str
-        Shared library with one function, ``main``.
-    arguments : tuple of (shape, dtype, written)
-        Arguments of ``main``; ``written`` marks results.
-    build_s : float
-        Seconds of compiling and linking.
-    """
-
-    path: str
+    path: str  # shared library with one function, ``main``
+    # (shape, dtype, written) of each argument of ``main``; ``written`` marks results
     arguments: tuple[tuple[tuple[int, ...], str, bool], ...]
-    build_s: float
+    build_s: float  # seconds of compiling and linking
 
 
 def build_program(tvm_json: str, target: Mapping[str, Any], path: str) -> Library:
-    """Compile a PrimFunc to a shared library.
+    """Compile a PrimFunc, whose loops are bound to threads for a GPU, to a shared library.
 
-    Parameters
-    ----------
-    tvm_json : str
-        The PrimFunc; for a GPU its loops are bound to threads.
-    target : mapping
-        TVM target, as JSON.
-    path : str
-        File to write; it is replaced atomically. Every program needs its own name, because the loader
-        identifies libraries by name.
-
-    Raises
-    ------
-    MeasurementError
-        The program's shapes are dynamic, or linking failed.
-    MissingDependencyError
-        There is no compiler driver for linking.
+    ``target`` is a TVM target as JSON. The file at ``path`` is replaced atomically. Every program needs its own name,
+    because the loader identifies libraries by name. Dynamic shapes are an error.
     """
     tvm = import_tvm_alone()
     started = time.perf_counter()
@@ -85,12 +62,7 @@ def build_program(tvm_json: str, target: Mapping[str, Any], path: str) -> Librar
 
 
 def check_toolchain(target: Mapping[str, Any]) -> None:
-    """Raise if a tool for building programs of a target is missing.
-
-    Raises
-    ------
-    MissingDependencyError
-    """
+    """Raise a MissingDependencyError if a tool for building programs of a target is missing."""
     if target["kind"] == "cuda":
         require_nvcc()
     compiler = _compiler(target)
@@ -230,13 +202,7 @@ def import_tvm_alone() -> Any:
 
 
 def load_device_runtime(tvm: Any, kind: str) -> None:
-    """Load TVM's runtime for a kind of device; TVM does so itself only if its compiler is installed.
-
-    Raises
-    ------
-    MeasurementError
-        The runtime or its driver is missing.
-    """
+    """Load TVM's runtime for a kind of device; TVM does so itself only if its compiler is installed."""
     if kind == "cpu":
         return
     from tvm_ffi.libinfo import load_lib_ctypes
@@ -252,12 +218,7 @@ def load_device_runtime(tvm: Any, kind: str) -> None:
 
 
 def require_nvcc() -> None:
-    """Raise if nvcc, which compiles CUDA kernels, is not installed.
-
-    Raises
-    ------
-    MissingDependencyError
-    """
+    """Raise a MissingDependencyError if nvcc, which compiles CUDA kernels, is not installed."""
     if shutil.which("nvcc") is None:
         raise MissingDependencyError(
             "nvcc is not installed; it compiles CUDA programs",
@@ -268,16 +229,10 @@ def require_nvcc() -> None:
 def replace_code(blob: bytes, source: str, compile_source: Callable[[str], bytes]) -> bytes:
     """Replace the CUDA source in packed modules by its machine code.
 
-    Parameters
-    ----------
-    blob : bytes
-        Output of ``ModulePackImportsToTensor`` for a library with one CUDA module. All numbers are little-endian
-        uint64. It has the total length, the import tree, the kind of the library, and the kind and the bytes of the
-        CUDA module: format, functions, code. Each text has its length before it.
-    source : str
-        Source of the module.
-    compile_source : callable
-        Converts source to machine code; not called if the module has machine code already.
+    ``blob`` is the output of ``ModulePackImportsToTensor`` for a library with one CUDA module. All numbers are
+    little-endian uint64. It has the total length, the import tree, the kind of the library, and the kind and the bytes
+    of the CUDA module: format, functions, code. Each text has its length before it. ``source`` is the source of the
+    module; ``compile_source`` is not called if the module has machine code already.
     """
     kind, code = _sized(b"cuda"), _sized(source.encode())
     head, _, module = blob.partition(kind)
@@ -299,21 +254,8 @@ def _sized(data: bytes) -> bytes:
 
 
 def compile_source(source: str, arch: str, *, cpu_s: int = 0) -> bytes:
-    """Compile CUDA source to machine code with nvcc.
-
-    Parameters
-    ----------
-    source : str
-    arch : str
-        Such as "sm_90".
-    cpu_s : int
-        Limit of the CPU seconds of each step of nvcc; 0: none.
-
-    Raises
-    ------
-    MeasurementError
-        nvcc refused the source, or exceeded the limit.
-    """
+    """Compile CUDA source to machine code with nvcc, for an architecture such as "sm_90". ``cpu_s``: limit of the CPU
+    seconds of each step of nvcc; 0: none."""
     with tempfile.TemporaryDirectory() as folder:
         code, result = Path(folder, "program.cu"), Path(folder, "program.cubin")
         code.write_text(source)

@@ -26,25 +26,11 @@ LEAST_DEVIATION = 0.01
 
 
 class EnsembleChooser:
-    """Adds ``good`` and ``active`` schedules of a pool to the random ones of a task.
+    """Adds schedules of a pool to the random ones of a task: ``good`` ones, with the lowest mean of the predicted log
+    latencies, and ``active`` ones.
 
-    Parameters
-    ----------
-    members : sequence of callable
-        Trained models; at least two for active choice.
-    pool : int
-        Number of schedules to draw besides the random ones.
-    good : int
-        Schedules with the lowest mean of the predicted log latencies.
-    active : int
-        Schedules by active choice.
-    names : sequence of str
-        Ids of the members, for the description.
-
-    Raises
-    ------
-    DataError
-        Active choice without two members, or a choice of good schedules without any.
+    ``members`` are trained models, at least two for active choice; ``pool`` is the number of schedules to draw besides
+    the random ones, ``names`` the ids of the members for the description.
     """
 
     def __init__(self, members: Sequence[Member], *, pool: int, good: int, active: int, names: Sequence[str]) -> None:
@@ -57,14 +43,8 @@ class EnsembleChooser:
         self.description: dict[str, Any] = {"pool": pool, "good": good, "active": active, "models": list(names)}
 
     def __call__(self, programs: Sequence[SampledProgram], schedules: int) -> list[SampledProgram]:
-        """Return the default, ``schedules`` random draws, then good and active ones in turns.
-
-        Parameters
-        ----------
-        programs : sequence of SampledProgram
-            The default first, then the pool in the order of the draws.
-        schedules : int
-        """
+        """Return the default, ``schedules`` random draws, then good and active ones in turns. ``programs``: the default
+        first, then the pool in the order of the draws."""
         taken, pool = list(programs[: 1 + schedules]), list(programs[1 + schedules :])
         everything = [*taken, *pool]
         encoded = [(i, e) for i, program in enumerate(everything) if (e := _encode(program)) is not None]

@@ -61,17 +61,8 @@ _SAMPLING_LIMIT_S = 300.0
 class Collector:
     """A collection in a folder.
 
-    Parameters
-    ----------
-    store : Store
-    settings : CollectSettings
-    configurations : sequence of Configuration
-        All of one target kind. Schedules are drawn for the first configuration of the folder.
-    timers : callable, optional
-        Makes the :class:`Timers` of a configuration. Default: timers on this machine.
-    progress : ProgressListener, optional
-    chooser : Chooser, optional
-        Adds schedules from a larger pool to the random ones.
+    All configurations have one target kind; schedules are drawn for the first configuration of the folder. ``timers``
+    makes the :class:`Timers` of a configuration, ``chooser`` adds schedules from a larger pool to the random ones.
     """
 
     def __init__(
@@ -95,12 +86,8 @@ class Collector:
     def prepare(self, sources: Sequence[str], dims: Mapping[str, int] | None = None) -> None:
         """Lower the networks and draw the schedules that are missing.
 
-        Raises
-        ------
-        CdmppError
-            No network can be read or lowered, or a device of the folder was measured with other settings
-            before; completed steps stay. Of several networks, those that cannot be lowered are skipped:
-            :meth:`Store.skipped` has the reasons.
+        Of several networks, those that cannot be lowered are skipped: :meth:`Store.skipped` has the reasons. A device
+        of the folder that was measured with other settings before is an error; completed steps stay.
         """
         first = self.configurations[0]
         self.store.settle(
@@ -153,10 +140,8 @@ class Collector:
     def measure(self) -> None:
         """Search, build and time what is missing, including the second measurements for the noise floor.
 
-        Raises
-        ------
-        MeasurementError
-            The devices are lost, or the disk is full; the measurements stay, and the same call resumes.
+        If the devices are lost or the disk is full, a MeasurementError is raised, and the measurements stay: the same
+        call resumes.
         """
         names = [c.name for c in self.configurations]
         shutil.rmtree(self._spool, ignore_errors=True)
@@ -399,15 +384,8 @@ class Collector:
 def check_settings(
     settings: CollectSettings, configurations: Sequence[Configuration], *, measures: bool = True
 ) -> None:
-    """Raise if a collection cannot do what its settings request.
-
-    Raises
-    ------
-    DataError
-        The caches of another device than a CPU shall be flushed.
-    MeasurementError
-        A search is requested of a collection that measures nothing.
-    """
+    """Raise if a collection cannot do what its settings request: flush the caches of another device than a CPU, or
+    search without measurements."""
     if settings.tune and not measures:
         raise MeasurementError("a search for good schedules needs measurements", hint="omit --tune with --build-only")
     if settings.timing.flush_cache and any(c.kind != "llvm" for c in configurations):
@@ -426,33 +404,13 @@ def collect(
     dims: Mapping[str, int] | None = None,
     command: str = "",
 ) -> Path:
-    """Collect measurements into a dataset folder, or resume an interrupted collection.
+    """Collect measurements into a dataset folder, or resume an interrupted collection; returns the folder, with
+    ``records.parquet``, ``repeats.parquet`` and a card.
 
-    Parameters
-    ----------
-    sources : sequence of str
-        Networks as in :func:`cdmpp.programs.frontends.tasks.network_tasks`, or a folder of
-        ``cdmpp select --backend tvm``. A folder may be extended by networks and schedules; seed and timing settings
-        must stay the same.
-    configurations : sequence of Configuration
-    out : path
-    settings : CollectSettings, optional
-    timers, progress, chooser
-        See :class:`Collector`.
-    dims : mapping of str to int, optional
-        Sizes of dynamic dimensions of ONNX models.
-    command : str
-        Command that reproduces the data, for the card.
-
-    Returns
-    -------
-    Path
-        The folder, with ``records.parquet``, ``repeats.parquet`` and a card.
-
-    Raises
-    ------
-    CdmppError
-        See :meth:`Collector.prepare` and :meth:`Collector.measure`.
+    ``sources`` are networks as in :func:`cdmpp.programs.frontends.tasks.network_tasks`, or a folder of ``cdmpp select
+    --backend tvm``. A folder may be extended by networks and schedules; seed and timing settings must stay the same.
+    ``dims`` has the sizes of dynamic dimensions of ONNX models; ``command`` reproduces the data, for the card. The
+    other parameters and the errors are those of :class:`Collector`.
     """
     from cdmpp.data.measure.dataset import write_dataset
 

@@ -26,22 +26,11 @@ SOURCE = "cdmpp_collect"
 def write_dataset(
     store: Store, configurations: Sequence[Configuration], timing: TimingSettings, command: str = ""
 ) -> Path:
-    """Write the content of a store as records, devices and a card; each file is replaced atomically.
+    """Write the content of a store as records, devices and a card; each file is replaced atomically. Returns the
+    folder.
 
-    Parameters
-    ----------
-    store : Store
-    configurations : sequence of Configuration
-        Measurements of other devices in the store keep their earlier description.
-    timing : TimingSettings
-        Records with a spread above its limit are flagged.
-    command : str
-        Command that reproduces the data, for the card.
-
-    Returns
-    -------
-    Path
-        The folder.
+    Measurements of other devices in the store keep their earlier description. Records with a spread above the limit of
+    ``timing`` are flagged. ``command`` reproduces the data, for the card.
     """
     # The first description is kept, because a measured bandwidth varies by a few per cent.
     store.remember_devices({c.name: describe(c) for c in configurations})
@@ -118,16 +107,8 @@ def program_record(
 ) -> Measurement:
     """Return the record of a measured TVM program.
 
-    Parameters
-    ----------
-    program : StoredProgram
-    m : StoredMeasurement
-    conditions : mapping of str to str
-        Further provenance: target, threads, affinity, versions.
-    max_spread : float
-        Spread above which the record is flagged.
-    device_spec : DeviceSpec, optional
-        Required if cdmpp does not know the device's name.
+    ``conditions`` are further provenance: target, threads, affinity, versions. A record with a spread above
+    ``max_spread`` is flagged. ``device_spec`` is required if cdmpp does not know the device's name.
     """
     return Measurement(
         program=program.tvm_json,

@@ -47,24 +47,12 @@ class TimingDevice:
 
 
 def find_timing_device(on: str, device: str | DeviceSpec | None = None, threads: int | None = None) -> TimingDevice:
-    """Find the device to measure on.
+    """Find the device to measure on: ``on`` is "cpu", "cuda" or "cuda:N".
 
-    Parameters
-    ----------
-    on : str
-        "cpu", "cuda" or "cuda:N".
-    device : str or DeviceSpec, optional
-        Known name, specification file or specification. Default: the GPU that the driver names, or this CPU
-        as the operating system describes it; its bandwidth is then measured, which takes some seconds.
-    threads : int, optional
-        Threads on a CPU. Default: ``compute_units`` of the specification, or all cores.
-
-    Raises
-    ------
-    MeasurementError
-        PyTorch has no such device.
-    UnknownDeviceError, InvalidDeviceError
-        The device is unknown, is of another kind, or differs from ``device``.
+    ``device`` is a known name, a specification file or a specification. Default: the GPU that the driver names, or this
+    CPU as the operating system describes it; its bandwidth is then measured, which takes some seconds. ``threads`` on a
+    CPU are by default the ``compute_units`` of the specification, or all cores. A device of another kind, or that
+    differs from ``device``, is an error.
     """
     try:
         where = torch.device(on)
@@ -157,21 +145,8 @@ def matrix_types(timing_device: TimingDevice) -> tuple[str, ...]:
 
 
 class LibraryTimer:
-    """Times operators on one device with one protocol, inside :meth:`ready`.
-
-    Parameters
-    ----------
-    timing_device : TimingDevice
-    protocol : {"eager", "graph", "kernel"}
-    settings : TimingSettings
-    memory_bytes : float, optional
-        Memory limit of a program. Default: :data:`MEMORY_SHARE` of the free memory.
-
-    Raises
-    ------
-    MeasurementError
-        The device does not support the protocol.
-    """
+    """Times operators on one device with one protocol ("eager", "graph" or "kernel"), inside :meth:`ready`.
+    ``memory_bytes``: memory limit of a program, by default :data:`MEMORY_SHARE` of the free memory."""
 
     def __init__(
         self,
@@ -204,13 +179,7 @@ class LibraryTimer:
             torch.set_num_threads(threads)
 
     def time(self, spec: OperatorSpec) -> Timing:
-        """Time one operator.
-
-        Raises
-        ------
-        MeasurementError
-            The operator does not fit into memory, or PyTorch cannot run it.
-        """
+        """Time one operator; it must fit into memory."""
         limit = MEMORY_SHARE * free_bytes(self.timing_device)
         limit = limit if self._memory_bytes is None else min(limit, self._memory_bytes)
         needed = needed_bytes(spec, gpu=self.timing_device.torch_device.type == "cuda")

@@ -41,27 +41,13 @@ _NOT_OF_A_TASK = (InvalidDeviceError, MissingDependencyError, UnknownDeviceError
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """Limits of a worker process.
+    """Limits of a worker process."""
 
-    Attributes
-    ----------
-    time_limit_s : float
-        Time limit of a task; a task that exceeds it fails, and its worker is replaced.
-    memory_bytes : int
-        Limit of the address space; a larger allocation fails inside the worker. 0: no limit.
-    cores : tuple of int
-        Cores that the worker may run on; empty for all.
-    environment : mapping of str to str
-        Variables set before anything is imported.
-    log : str
-        File for the output of workers and their native code; empty: the terminal.
-    """
-
-    time_limit_s: float = 30.0
-    memory_bytes: int = 6 * 2**30
-    cores: tuple[int, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    log: str = ""
+    time_limit_s: float = 30.0  # of a task; a task that exceeds it fails, and its worker is replaced
+    memory_bytes: int = 6 * 2**30  # limit of the address space; a larger allocation fails inside the worker; 0: none
+    cores: tuple[int, ...] = ()  # that the worker may run on; empty for all
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables set before anything is imported
+    log: str = ""  # file for the output of workers and their native code; empty: the terminal
 
 
 @dataclass(frozen=True)
@@ -82,13 +68,8 @@ class Outcome:
 class WorkerPool:
     """Processes that run functions of importable modules; a context manager.
 
-    Parameters
-    ----------
-    workers : int
-    settings : WorkerSettings
-    prepare : callable, optional
-        Called once in every new worker with ``arguments``, for imports and thread settings. Its error is
-        raised by the next task.
+    ``prepare`` is called once in every new worker with ``arguments``, for imports and thread settings. Its error is
+    raised by the next task.
     """
 
     def __init__(
@@ -116,21 +97,11 @@ class WorkerPool:
         self._pool.join()
 
     def run(self, function: Callable[..., Any], tasks: Iterable[Sequence[Any]]) -> Iterator[Outcome]:
-        """Run tasks; yields outcomes in the order of the tasks, each as soon as it is available.
+        """Run a function of a module (workers import it) on the arguments of each task; yields outcomes in the order of
+        the tasks, each as soon as it is available.
 
-        Parameters
-        ----------
-        function : callable
-            A function of a module (workers import it).
-        tasks : iterable of sequence
-            Arguments of each call.
-
-        Raises
-        ------
-        MeasurementError
-            The workers repeatedly end before they run a task; transient.
-        CdmppError
-            ``prepare`` failed, or a requirement is missing.
+        Raises a transient MeasurementError if the workers repeatedly end before they run a task, and the error of
+        ``prepare``, or of a missing requirement.
         """
         for outcome in self._outcomes(function, tasks):
             if isinstance(outcome.error, _NOT_OF_A_TASK):
@@ -138,15 +109,7 @@ class WorkerPool:
             yield outcome
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run one call; a failure raises.
-
-        Raises
-        ------
-        MeasurementError
-            The worker died or took too long.
-        CdmppError
-            Expected errors of the function; see also :meth:`run`.
-        """
+        """Run one call; its failure is raised, a MeasurementError if the worker died or took too long."""
         (outcome,) = self._outcomes(function, [arguments])
         if outcome.error is not None:
             raise outcome.error
@@ -166,13 +129,8 @@ class WorkerPool:
     def ready(self) -> None:
         """Wait until every worker has started, including replacements of dead ones.
 
-        A starting worker imports TVM, which occupies a core for seconds and would disturb timing. A pool that
-        never had a task has no workers, and the call returns at once.
-
-        Raises
-        ------
-        MeasurementError
-            A worker does not start.
+        A starting worker imports TVM, which occupies a core for seconds and would disturb timing. A pool that never had
+        a task has no workers, and the call returns at once.
         """
         if not self._started:
             return

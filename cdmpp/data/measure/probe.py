@@ -39,34 +39,18 @@ _ATTENTION = {
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Result of a probe.
+    """Result of a probe."""
 
-    Attributes
-    ----------
-    records : tuple of Measurement
-        One per program, including failed ones.
-    device : DeviceSpec
-        The device with the accepted peak rates.
-    warnings : tuple of CeilingWarning
-        Rejected peak rates.
-    """
-
-    records: tuple[Measurement, ...]
-    device: DeviceSpec
-    warnings: tuple[CeilingWarning, ...]
+    records: tuple[Measurement, ...]  # one per program, including failed ones
+    device: DeviceSpec  # with the accepted peak rates
+    warnings: tuple[CeilingWarning, ...]  # rejected peak rates
 
 
 def probe_programs(device: DeviceSpec, dtypes: tuple[str, ...], memory_bytes: float) -> list[OperatorSpec]:
-    """Return the programs of a probe.
+    """Return the programs of a probe; the nominal figures of the device determine their sizes.
 
-    Parameters
-    ----------
-    device : DeviceSpec
-        Its nominal figures determine the sizes.
-    dtypes : tuple of str
-        Element types of matrix programs, "float32" among them.
-    memory_bytes : float
-        Memory limit of a program (:func:`cdmpp.data.physics.needed_bytes`).
+    ``dtypes``: element types of matrix programs, "float32" among them; ``memory_bytes``: memory limit of a program
+    (:func:`cdmpp.data.physics.needed_bytes`).
     """
     large_s = _LARGE_S[device.kind]
     specs: list[OperatorSpec] = []
@@ -121,12 +105,8 @@ def probe(
 ) -> ProbeResult:
     """Measure the programs and derive the peak rates.
 
-    Parameters
-    ----------
-    measure : callable
-        For example :meth:`cdmpp.data.measure.library.LibraryTimer.record`. Noisy programs are measured once more.
-    step : callable
-        Called after each program.
+    ``measure`` is for example :meth:`cdmpp.data.measure.library.LibraryTimer.record`; noisy programs are measured once
+    more. ``step`` is called after each program.
     """
     rows = []
     for spec in programs:

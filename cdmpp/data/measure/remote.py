@@ -33,15 +33,8 @@ _BIG_CORES = 1  # tvm::runtime::threading::ThreadGroup::AffinityMode
 
 
 class RemoteTimers:
-    """One worker per server with the key; see :class:`cdmpp.data.measure.timers.Timers`.
-
-    Raises
-    ------
-    MeasurementError
-        The tracker does not respond, or has no server with this key.
-    InvalidDeviceError
-        The device is a family of boards; or, later, a server runs on another kind of processor.
-    """
+    """One worker per server with the key; see :class:`cdmpp.data.measure.timers.Timers`. A server on another kind of
+    processor is found when the first program runs: an InvalidDeviceError."""
 
     def __init__(self, tracker: Tracker, configuration: Configuration, settings: CollectSettings) -> None:
         self.tracker = tracker
@@ -69,13 +62,8 @@ class RemoteTimers:
         """See :class:`Timers`; work on this machine does not disturb the boards."""
 
     def time(self, libraries: Sequence[Library]) -> Iterator[Outcome]:
-        """Outcomes in the order of the libraries, measured on all boards at once.
-
-        Raises
-        ------
-        MeasurementError
-            The tracker or the last server is lost.
-        """
+        """Outcomes in the order of the libraries, measured on all boards at once. A MeasurementError if the tracker or
+        the last server is lost."""
         tasks = [(library.path, library.arguments) for library in libraries]
         for outcome in self._pool.run(_time_remotely, tasks):
             # Programs run elsewhere: a worker that hangs or dies is not the fault of its program.
@@ -158,13 +146,7 @@ class _RemoteTimer:
             )
 
     def _session(self, deadline: float) -> Any:
-        """A session on a free board.
-
-        Raises
-        ------
-        MeasurementError
-            None became free in time, or the tracker is gone; both may pass.
-        """
+        """A session on a free board. The error passes if none became free in time, or the tracker is gone."""
         from tvm import rpc
 
         last_seen = time.monotonic()

@@ -38,20 +38,12 @@ FACTORS, VECTORS, UNROLLED = (2, 3, 5, 6, 7, 12, 13, 24, 48, 100), (2, 3, 4, 7, 
 
 @dataclass(frozen=True)
 class SampledProgram:
-    """A scheduled program.
+    """A scheduled program."""
 
-    Attributes
-    ----------
-    hash : str
-        Structural hash; traces with equal programs count once.
-    tvm_json : str
-    origin : {"default", "sampled", "irregular", "good", "active", "tuned"}
-        Untuned program, random schedule of a design space, random loops and annotations, best predicted schedule of a
-        pool, schedule of a pool on which models disagree, or program proposed by a search.
-    """
-
-    hash: str
+    hash: str  # structural; traces with equal programs count once
     tvm_json: str
+    # "default" (untuned), "sampled" (random schedule of a design space), "irregular" (random loops and annotations),
+    # "good" (best predicted of a pool), "active" (of a pool, models disagree on it), or "tuned" (proposed by a search)
     origin: str
 
 
@@ -107,24 +99,10 @@ def default_program(tvm_json: str, task_hash: str, target: Mapping[str, Any]) ->
 def sample_programs(
     tvm_json: str, task_hash: str, target: Mapping[str, Any], count: int, seed: int
 ) -> list[SampledProgram]:
-    """Return the untuned default, and up to ``count`` distinct schedules of a task.
+    """Return the untuned default, and up to ``count`` distinct schedules of a task; fewer if the space is exhausted.
 
-    The draws depend only on seed, task and target. The first n programs of a larger count equal those of the
-    smaller count, so that a collection can be extended.
-
-    Parameters
-    ----------
-    tvm_json : str
-        The unscheduled PrimFunc.
-    task_hash : str
-    target : mapping
-        TVM target as JSON; CPUs need ``num-cores``.
-    count, seed : int
-
-    Returns
-    -------
-    list of SampledProgram
-        The default comes first. Fewer than ``count`` + 1 if the space is exhausted.
+    The draws depend only on seed, task and target, a TVM target as JSON; CPUs need ``num-cores``. The first n programs
+    of a larger count equal those of the smaller count, so that a collection can be extended.
     """
     try:
         default = default_program(tvm_json, task_hash, target)
@@ -237,18 +215,7 @@ def task_seed(task_hash: str, seed: int) -> int:
 
 
 class Search:
-    """The search of one task.
-
-    Parameters
-    ----------
-    tvm_json, task_hash : str
-        The unscheduled PrimFunc and its hash.
-    target : mapping
-        TVM target as JSON.
-    trials : int
-        Number of programs to measure.
-    seed : int
-    """
+    """The search of one task, an unscheduled PrimFunc, that measures ``trials`` programs."""
 
     def __init__(self, tvm_json: str, task_hash: str, target: Mapping[str, Any], trials: int, seed: int) -> None:
         from tvm.s_tir import meta_schedule as ms

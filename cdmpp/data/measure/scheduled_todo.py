@@ -60,17 +60,8 @@ def device_configurations(device: str, *, remote: bool = False) -> tuple[Configu
 
 
 def read_scheduled_pool(path: Path) -> list[StoredProgram]:
-    """Return the distinct TVM programs of a folder of TVM JSON or TVMScript files, or of any table.
-
-    Latencies of a table are not read, and its sealed programs are left out.
-
-    Raises
-    ------
-    DataError
-        There are no TVM programs, or the table cannot be read.
-    InvalidProgramError
-        A file of the folder is not a TVM program.
-    """
+    """Return the distinct TVM programs of a folder of TVM JSON or TVMScript files, or of any table. Latencies of a
+    table are not read, and its sealed programs are left out."""
     files = sorted(p for p in path.iterdir() if p.suffix in _SUFFIXES) if path.is_dir() else []
     if files and not any((path / name).is_file() for name in (RECORDS, WORKLOADS)):
         programs = [program for file in files for program in _of_file(file)]
@@ -115,13 +106,7 @@ def write_scheduled_todo(
     about: Mapping[str, Any],
     folder: Path,
 ) -> None:
-    """Write the folder: programs in the order of choice, and their predicted latencies in seconds.
-
-    Raises
-    ------
-    DataError
-        The folder cannot be written, or is not empty.
-    """
+    """Write a new or empty folder: programs in the order of choice, and their predicted latencies in seconds."""
     check_new_folder(folder)
     with Store(folder) as store:
         store.add_given(programs)

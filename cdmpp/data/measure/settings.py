@@ -37,18 +37,10 @@ class CollectSettings(BaseModel):
 
 
 class Chooser(Protocol):
-    """Chooses which of the drawn schedules of a task are measured.
+    """Chooses which of the drawn schedules of a task are measured."""
 
-    Attributes
-    ----------
-    pool : int
-        Number of schedules to draw.
-    description : dict
-        Settings of the choice; an interrupted collection resumes with equal ones only.
-    """
-
-    pool: int
-    description: dict[str, Any]
+    pool: int  # number of schedules to draw
+    description: dict[str, Any]  # settings of the choice; an interrupted collection resumes with equal ones only
 
     def __call__(self, programs: Sequence[SampledProgram], schedules: int) -> list[SampledProgram]:
         """Return programs in the order of measurement: the default, ``schedules`` random draws, and the chosen ones."""

@@ -86,33 +86,20 @@ class StoredProgram:
 
 @dataclass(frozen=True)
 class StoredMeasurement:
-    """One measurement; ``latency_s`` is None if and only if ``failure`` has a reason.
-
-    The fields are the columns of the table ``measurements``, in its order.
-
-    Attributes
-    ----------
-    turn : int
-        :data:`FIRST`, or :data:`SECOND` for the repeat, minutes later, that gives the noise floor.
-    repeats_s : tuple of float
-        Seconds per run, one value per repeat.
-    measured_at : float
-        Seconds since the epoch.
-    overhead_s : float
-        Wall-clock seconds of building and loading, outside the timed runs.
-    """
+    """One measurement; ``latency_s`` is None if and only if ``failure`` has a reason. The fields are the columns of the
+    table ``measurements``, in its order."""
 
     program: str
     device: str
-    turn: int
-    repeats_s: tuple[float, ...] = ()
+    turn: int  # :data:`FIRST`, or :data:`SECOND` for the repeat, minutes later, that gives the noise floor
+    repeats_s: tuple[float, ...] = ()  # seconds per run, one value per repeat
     latency_s: float | None = None
     spread: float | None = None
     number: int | None = None
     once: bool = False
     failure: str = ""
-    measured_at: float = 0.0
-    overhead_s: float = 0.0
+    measured_at: float = 0.0  # seconds since the epoch
+    overhead_s: float = 0.0  # wall-clock seconds of building and loading, outside the timed runs
 
     @classmethod
     def of_run(cls, program: str, device: str, turn: int, library: Library, run: TimedRun) -> Self:
@@ -133,14 +120,8 @@ class StoredMeasurement:
 
 
 class Store:
-    """The collector's file in a folder; a context manager that locks the folder while it is open.
-
-    Raises
-    ------
-    DataError
-        Another process has locked the folder, it has files of another origin, or the disk is full or
-        read-only.
-    """
+    """The collector's file in a folder; a context manager that locks the folder while it is open. A DataError if
+    another process has locked it, it has files of another origin, or the disk is full or read-only."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -197,13 +178,7 @@ class Store:
     # Settings
 
     def settle(self, settings: Mapping[str, Any]) -> None:
-        """Store the settings of this collection, or check that they are unchanged.
-
-        Raises
-        ------
-        DataError
-            A setting differs from that of earlier calls; the message names it.
-        """
+        """Store the settings of this collection; one that differs from that of earlier calls is a DataError."""
         known = dict(self._db.execute("SELECT key, value FROM meta"))
         given = {key: json.dumps(value, sort_keys=True) for key, value in settings.items()}
         for key, value in given.items():

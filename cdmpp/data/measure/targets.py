@@ -32,27 +32,15 @@ _THREADS = re.compile(r"^(?P<target>.*)@(?P<threads>[0-9]+)$", re.DOTALL)
 
 @dataclass(frozen=True)
 class Configuration:
-    """A device and its measuring configuration.
+    """A device and its measuring configuration."""
 
-    Attributes
-    ----------
-    target : mapping
-        TVM target as JSON; for CPUs with ``num-cores``, which bounds the parallel loops that are sampled.
-    threads : int
-        Number of threads of a program; 1 on a GPU (of the host).
-    cores : tuple of int
-        Cores to which the threads are pinned, one each; empty for remote boards.
-    device : DeviceSpec
-        Device of every record.
-    names : tuple of str
-        Accepted names of the machine's device; several if a GPU is named by its family. Empty if the user
-        names the device (``--device``).
-    """
-
+    # TVM target as JSON; for CPUs with ``num-cores``, which bounds the parallel loops that are sampled
     target: Mapping[str, Any]
-    threads: int
-    cores: tuple[int, ...]
-    device: DeviceSpec
+    threads: int  # of a program; 1 on a GPU (of the host)
+    cores: tuple[int, ...]  # to which the threads are pinned, one each; empty for remote boards
+    device: DeviceSpec  # of every record
+    # Accepted names of the machine's device; several if a GPU is named by its family. Empty if the user names the
+    # device (``--device``).
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -101,25 +89,12 @@ def configurations(
     remote: bool = False,
     known: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[Configuration, ...]:
-    """Parse the targets of a user.
+    """Parse the targets of a user, as in :data:`HINT`. All must have one kind, because they share their schedules.
 
-    Parameters
-    ----------
-    texts : tuple of str
-        Targets as in :data:`HINT`. All must have one kind, because they share their schedules.
-    device : str, optional
-        Name or specification file of the device; only with a single text. Default: this machine's CPU, for
-        the targets that name an instruction set of it (native, x86-64-v3), and the GPU of ``cuda:DEVICE``.
-    remote : bool
-        Programs run on other machines: no core of this machine is reserved.
-    known : mapping of str to mapping, optional
-        Descriptions (:func:`describe`) of the devices of a resumed collection; a CPU of such a name is not
-        inspected again.
-
-    Raises
-    ------
-    InvalidDeviceError, UnknownDeviceError
-        A text is not a target, or the device must be named.
+    ``device``: name or specification file, only with a single text. Default: this machine's CPU, for the targets that
+    name an instruction set of it (native, x86-64-v3), and the GPU of ``cuda:DEVICE``. ``remote``: programs run on other
+    machines, so no core of this machine is reserved. ``known``: descriptions (:func:`describe`) of the devices of a
+    resumed collection; a CPU of such a name is not inspected again.
     """
     if device is not None and len(texts) > 1:
         raise InvalidDeviceError("--device describes a single --target", hint="collect each target separately")
@@ -181,13 +156,7 @@ def this_cpu(threads: int, isa: str, known: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def pinned_cores(threads: int, hint: str) -> tuple[int, ...]:
-    """Return the last cores that this process may use, because the first one handles interrupts.
-
-    Raises
-    ------
-    InvalidDeviceError
-        There are fewer cores than threads.
-    """
+    """Return the last cores that this process may use, because the first one handles interrupts."""
     available = available_cores()
     if not 1 <= threads <= len(available):
         raise InvalidDeviceError(f"{threads} threads, but this process may use {len(available)} cores", hint=hint)

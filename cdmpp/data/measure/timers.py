@@ -59,19 +59,8 @@ class LocalTimers:
 
 
 def on_this_machine(configuration: Configuration, settings: CollectSettings) -> Configuration:
-    """Return the configuration with the device of this machine.
-
-    For a GPU named by a family, such as ``cuda:a100``, the driver identifies the board.
-
-    Raises
-    ------
-    InvalidDeviceError
-        This machine is another device than the named one.
-    MeasurementError
-        There is no such device, or its driver is missing.
-    MissingDependencyError
-        TVM is not installed.
-    """
+    """Return the configuration with the device of this machine, which must be the named one. For a GPU named by a
+    family, such as ``cuda:a100``, the driver identifies the board."""
     with WorkerPool(1, _limits(configuration, settings)) as pool:
         pool.call(prepare_timer, configuration.device_kind, settings.timing, configuration.cores)
         if not configuration.names:
@@ -81,13 +70,7 @@ def on_this_machine(configuration: Configuration, settings: CollectSettings) -> 
 
 
 def named(configuration: Configuration, seen: str) -> Configuration:
-    """Return the configuration with the device that was found.
-
-    Raises
-    ------
-    InvalidDeviceError
-        The device is not one of the configuration's names.
-    """
+    """Return the configuration with the device that was found, which must be one of its names."""
     wanted = " or ".join(configuration.names)
     try:
         device = lookup(seen)
@@ -128,26 +111,13 @@ def _limits(configuration: Configuration, settings: CollectSettings) -> WorkerSe
 
 
 def time_in_passes(timers: Timers, libraries: Sequence[Library], settings: TimingSettings) -> Iterator[Outcome]:
-    """Time programs; every outcome has the repeats of the pass with the smallest median.
+    """Time programs; yields outcomes in the order of the libraries, each with the repeats of the pass with the smallest
+    median.
 
-    Parameters
-    ----------
-    timers : Timers
-    libraries : sequence of Library
-    settings : TimingSettings
-        One pass for programs that ran on a quiet CPU (:class:`~cdmpp.data.measure.timing.QuietCheck`), ``passes`` for
-        the others, then up to ``max_passes`` for those whose two fastest passes differ by more than ``agreement``.
-
-    Yields
-    ------
-    Outcome
-        In the order of the libraries. A program that fails in its first pass has that failure. Later failures leave
-        its earlier passes.
-
-    Raises
-    ------
-    MeasurementError
-        The device was lost; before that come the outcomes of the programs that were timed.
+    There is one pass for programs that ran on a quiet CPU (:class:`~cdmpp.data.measure.timing.QuietCheck`), ``passes``
+    for the others, then up to ``max_passes`` for those whose two fastest passes differ by more than ``agreement``. A
+    program that fails in its first pass has that failure. Later failures leave its earlier passes. If the device is
+    lost, the MeasurementError comes after the outcomes of the programs that were timed.
     """
     outcomes: list[Outcome] = []
     runs: dict[int, list[TimedRun]] = {}

@@ -65,24 +65,12 @@ class TimingSettings(BaseModel):
 
 @dataclass(frozen=True)
 class Timing:
-    """Repeats of one program.
+    """Repeats of one program."""
 
-    Attributes
-    ----------
-    repeats_s : tuple of float
-        Seconds per run, one value per repeat.
-    number : int
-        Runs in one repeat.
-    once : bool
-        True if a single run exceeded the limit; it is the only repeat.
-    disagreement : float
-        Relative difference of the two fastest passes (:mod:`cdmpp.data.measure.timers`).
-    """
-
-    repeats_s: tuple[float, ...]
-    number: int
-    once: bool = False
-    disagreement: float = 0.0
+    repeats_s: tuple[float, ...]  # seconds per run, one value per repeat
+    number: int  # runs in one repeat
+    once: bool = False  # whether a single run exceeded the limit; it is the only repeat
+    disagreement: float = 0.0  # relative difference of the two fastest passes (:mod:`cdmpp.data.measure.timers`)
 
     @property
     def latency_s(self) -> float:
@@ -107,13 +95,7 @@ class TimedRun:
 
 
 def time_program(evaluate: Evaluate, settings: TimingSettings) -> Timing:
-    """Time a program: warm up, choose the numbers of runs and repeats, and repeat a noisy round once.
-
-    Raises
-    ------
-    MeasurementError
-        The clock returned a value that is not positive.
-    """
+    """Time a program: warm up, choose the numbers of runs and repeats, and repeat a noisy round once."""
     first = _positive(evaluate(1, 1))
     if first[0] > settings.once_s:
         return Timing(first, 1, once=True)
@@ -146,14 +128,9 @@ def _positive(figures: Sequence[float]) -> tuple[float, ...]:
 class QuietCheck:
     """Waits until the cores run at full speed.
 
-    Parameters
-    ----------
-    cores : sequence of int
-        Cores that the timed program uses; the calling thread is pinned to the first one and returns to it.
-    tolerance : float
-        Relative excess over the fastest check of a core up to which it runs at full speed.
-    patience_s : float
-        Longest time to wait for one program and to repeat its runs; ``left_s`` is what is left of it.
+    ``cores`` are those of the timed program; the calling thread is pinned to the first one and returns to it. A core
+    runs at full speed up to a relative excess of ``tolerance`` over its fastest check. ``patience_s`` is the longest
+    time to wait for one program and to repeat its runs; ``left_s`` is what is left of it.
     """
 
     def __init__(self, cores: Sequence[int], tolerance: float, patience_s: float) -> None:

@@ -40,28 +40,15 @@ _WRITE_EVERY_S = 20.0
 
 @dataclass(frozen=True)
 class Todo:
-    """Programs to measure on one device by one protocol.
-
-    Attributes
-    ----------
-    programs : tuple of OperatorSpec
-    expected_s : tuple of float
-        Predicted latencies in seconds.
-    device : DeviceSpec
-    protocol, framework : str
-    about : dict
-        Parameters of the selection: model, k, sampler, seed.
-    estimate_s : float
-        Estimated time of all measurements, in seconds.
-    """
+    """Programs to measure on one device by one protocol."""
 
     programs: tuple[OperatorSpec, ...]
-    expected_s: tuple[float, ...]
+    expected_s: tuple[float, ...]  # predicted latencies in seconds
     device: DeviceSpec
     protocol: str
     framework: str
-    about: dict[str, Any]
-    estimate_s: float
+    about: dict[str, Any]  # parameters of the selection: model, k, sampler, seed
+    estimate_s: float  # estimated time of all measurements
 
 
 def is_todo(path: Path) -> bool:
@@ -75,13 +62,7 @@ def is_scheduled_todo(path: Path) -> bool:
 
 
 def write_todo(todo: Todo, folder: Path) -> None:
-    """Write the folder.
-
-    Raises
-    ------
-    DataError
-        The folder cannot be written, or is not empty: it may contain latencies entered by a user.
-    """
+    """Write the folder, which must be new or empty: another may contain latencies entered by a user."""
     check_new_folder(folder)
     make_folder(folder)
     rows = io.StringIO()
@@ -136,13 +117,8 @@ Correct the columns `protocol` and `framework` if your tool uses another definit
 
 
 def read_todo(folder: Path) -> Todo:
-    """Read a folder of :func:`write_todo`; the CSV may have fewer or additional programs.
-
-    Raises
-    ------
-    DataError
-        A file cannot be read, or a row is not a program (rows are counted from 1, without the header).
-    """
+    """Read a folder of :func:`write_todo`; the CSV may have fewer or additional programs. Errors count rows from 1,
+    without the header."""
     try:
         about = parse_json(read_bytes(folder / ABOUT, MAX_CONFIG_BYTES))
         device = parse_spec(json.dumps(about.pop("device")))
@@ -171,22 +147,12 @@ def read_todo(folder: Path) -> Todo:
 
 @dataclass(frozen=True)
 class TodoResult:
-    """Result of a run.
-
-    Attributes
-    ----------
-    path : Path
-    records : int
-        Number of successful records in the file; ``new`` of them are from this run.
-    new : int
-    failed : dict of str to str
-        Programs that failed, with the reason.
-    """
+    """Result of a run."""
 
     path: Path
-    records: int
-    new: int
-    failed: dict[str, str]
+    records: int  # successful records in the file
+    new: int  # those of them that are from this run
+    failed: dict[str, str]  # programs that failed, with the reason
 
 
 def records_path(out: Path | None, folder: Path) -> Path:
@@ -204,25 +170,11 @@ def measure_programs(
     protocol: str,
     step: Callable[[], None] = lambda: None,
 ) -> TodoResult:
-    """Measure programs into a file of records; programs that it already has are skipped.
+    """Measure programs into a file of records (:func:`records_path`); programs that it already has are skipped.
 
-    After an interruption (``KeyboardInterrupt``) the file contains the measurements so far.
-
-    Parameters
-    ----------
-    measure : callable
-        For example :meth:`cdmpp.data.measure.library.LibraryTimer.record`.
-    path : Path
-        Parquet file, as :func:`records_path` names it.
-    device, protocol : str
-        Device and protocol of ``measure``.
-    step : callable
-        Called once per program, measured or skipped.
-
-    Raises
-    ------
-    DataError
-        The file cannot be written, or has records of another device or protocol.
+    After an interruption (``KeyboardInterrupt``) the file contains the measurements so far. ``measure`` is for example
+    :meth:`cdmpp.data.measure.library.LibraryTimer.record`, with ``device`` and ``protocol``; a file with records of
+    others is an error. ``step`` is called once per program, measured or skipped.
     """
     done = _done(path, device, protocol)
     hashes = set() if done is None else {done.program_hashes[key] for key in done.program_key.tolist()}

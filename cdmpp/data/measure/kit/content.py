@@ -91,15 +91,8 @@ def blocks(tvm_json: str) -> int:
 
 
 class BlockChooser:
-    """Chooses schedules with enough blocks; a :class:`cdmpp.data.measure.settings.Chooser`.
-
-    Parameters
-    ----------
-    min_blocks : int
-        Blocks that four of five programs of a task have.
-    pool : int
-        Schedules to draw beyond those that are taken.
-    """
+    """Chooses schedules with enough blocks; a :class:`cdmpp.data.measure.settings.Chooser`. Four of five programs of a
+    task have ``min_blocks``; ``pool`` schedules are drawn beyond those that are taken."""
 
     def __init__(self, min_blocks: int, pool: int = 16) -> None:
         self.min_blocks, self.pool = min_blocks, pool
@@ -121,17 +114,8 @@ class BlockChooser:
 def best_of_ansor(path: Path, limit: int) -> dict[str, dict[tuple[str, str], list[str]]]:
     """Return the steps of Ansor's fastest schedules: by network ("ansor-FUNCTION"), and workload and epilogue.
 
-    Parameters
-    ----------
-    path : Path
-        Table of search logs, with the columns device, workload, epilogue, steps and latency_us.
-    limit : int
-        Schedules of each workload: the fastest on any NVIDIA GPU.
-
-    Raises
-    ------
-    DataError
-        The table cannot be read, or has other columns.
+    ``path``: table of search logs, with the columns device, workload, epilogue, steps and latency_us. ``limit``:
+    schedules of each workload, the fastest on any NVIDIA GPU.
     """
     from cdmpp.data.arrow import pa, pq
 

@@ -44,28 +44,14 @@ _FIXED_S, _RUNS, _FLOPS_SHARE, _BANDWIDTH_SHARE = 0.06, 12, 0.05, 0.3
 
 
 def launches(tvm_json: str, target: Mapping[str, Any]) -> dict[str, Any]:
-    """Lower and compile a scheduled PrimFunc; return its machine code and launches.
+    """Lower and compile a scheduled PrimFunc, with its loops bound to threads; return its machine code and launches.
 
-    Parameters
-    ----------
-    tvm_json : str
-        The PrimFunc, with its loops bound to threads.
-    target : mapping
-        CUDA target, as JSON.
+    ``code`` (bytes); ``kernels`` in launch order, each with ``name``, ``grid``, ``block``, ``shared`` (bytes of dynamic
+    shared memory) and ``arguments`` (["argument", i], ["workspace", i] or [type, value]); ``workspaces`` (bytes);
+    ``arguments`` (shape, type, written) and ``bound`` (integer inputs are below it).
 
-    Returns
-    -------
-    dict
-        ``code`` (bytes); ``kernels`` in launch order, each with ``name``, ``grid``,
-        ``block``, ``shared`` (bytes of dynamic shared memory) and ``arguments`` (["argument", i], ["workspace", i] or
-        [type, value]); ``workspaces`` (bytes); ``arguments`` (shape, type, written) and ``bound`` (integer inputs are
-        below it).
-
-    Raises
-    ------
-    MeasurementError
-        The shapes are dynamic, nvcc refuses the source or takes too long, or the host function does more than allocate
-        workspaces and launch kernels.
+    A MeasurementError: the shapes are dynamic, nvcc refuses the source or takes too long, or the host function does
+    more than allocate workspaces and launch kernels.
     """
     tvm = import_tvm_alone()
     # If TVM finds a GPU, it compiles the source itself.
@@ -227,43 +213,13 @@ def export_programs(
     dims: Mapping[str, int] | None = None,
     command: str = "",
 ) -> dict[str, Any]:
-    """Lower, sample, build and export programs of GPU size; a repeated call resumes.
+    """Lower, sample, build and export programs of GPU size; a repeated call resumes. Returns the content of
+    ``home/job.json``, which is written last: with it the folder is complete.
 
-    Parameters
-    ----------
-    sources, settings, progress, dims
-        As for :func:`cdmpp.data.measure.collect.collect`.
-    configuration : Configuration
-        Of a CUDA target.
-    out : path
-        Job folder. It is complete once it has ``home/job.json``, which is written last.
-    limits : Limits, optional
-        Of the GPU machine.
-    tasks : int
-        Largest number of tasks, taken from the networks in turn; 0: all of GPU size.
-    ansor : Path, optional
-        Table of Ansor's search logs, whose tasks and fastest schedules are added
-        (:func:`cdmpp.data.measure.kit.content.best_of_ansor`).
-    command : str
-        Command that reproduces the job, for the card.
-
-    Returns
-    -------
-    dict
-        Content of ``home/job.json``.
-
-    Raises
-    ------
-    InvalidDeviceError
-        The target is not CUDA.
-    MeasurementError
-        The settings request a search, which needs measurements.
-    MissingDependencyError
-        nvcc is not installed.
-    DataError
-        No program can be exported, the parts exceed the limits, or the settings request a flush of a CPU's caches.
-    CdmppError
-        See :meth:`cdmpp.data.measure.collect.Collector.prepare`.
+    ``sources``, ``settings``, ``progress`` and ``dims`` are those of :func:`cdmpp.data.measure.collect.collect`,
+    ``limits`` those of the GPU machine. At most ``tasks`` tasks are taken from the networks in turn; 0: all of GPU
+    size. ``ansor`` is a table of Ansor's search logs, whose tasks and fastest schedules are added
+    (:func:`cdmpp.data.measure.kit.content.best_of_ansor`). ``command`` reproduces the job, for the card.
     """
     from cdmpp.data.measure.runtime.host import items as host_items
 

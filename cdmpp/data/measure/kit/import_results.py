@@ -89,14 +89,8 @@ _BYTES_SLACK = 4.0
 def program_rows(
     folder: Path, about: Mapping[str, Any], file: Results, device: DeviceSpec, *, drop_impossible: bool
 ) -> list[Measurement]:
-    """Return the records of a result file of programs.
-
-    Raises
-    ------
-    DataError
-        A program is missing in ``home/``, or faster than the device's peak; with ``drop_impossible`` the latter is a
-        failed record.
-    """
+    """Return the records of a result file of programs. A program that is faster than the device's peak is an error, or
+    a failed record with ``drop_impossible``."""
     facts = about[KIND]
     items = _items(folder, about, file)
     with Store(folder / HOME) as store:
@@ -168,31 +162,11 @@ _ZSTD_LEVEL = 19
 def import_results(
     job: str | Path, files: Sequence[str | Path], out: str | Path, *, drop_impossible: bool = False
 ) -> Path:
-    """Write the records of result files and their card.
+    """Write the records of result files and their card to ``out``, whose records are replaced.
 
-    Parameters
-    ----------
-    job : path
-        Job folder with ``home/``.
-    files : sequence of path
-        Result files (``part-NNN.npz``) of this job, from one or several GPUs of its architecture.
-    out : path
-        Dataset folder; its records are replaced.
-    drop_impossible : bool
-        Make items that are faster than the device's peak failed records, instead of stopping.
-
-    Returns
-    -------
-    Path
-        ``out``.
-
-    Raises
-    ------
-    DataError
-        A file is damaged, or belongs to another job, part or unit; an item is not in the part, is given twice, or is
-        faster than the device's peak.
-    InvalidDeviceError
-        The results are of an unknown GPU, or of one that the job is not for.
+    ``files`` (``part-NNN.npz``) are of this job, from one or several GPUs of its architecture. Damaged files, files of
+    another job, part or unit, and items that are not in the part or are given twice are errors, as are items that are
+    faster than the device's peak unless ``drop_impossible`` makes them failed records.
     """
     folder, result = Path(job), Path(out)
     about = read_job(folder)

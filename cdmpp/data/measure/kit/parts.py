@@ -48,17 +48,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Entry:
-    """An item of a part.
+    """An item of a part."""
 
-    Attributes
-    ----------
-    item : dict
-        JSON object with a unique "id".
-    members : mapping of str to bytes
-        Files of the item, by name inside the part; items may share one.
-    """
-
-    item: dict[str, Any]
+    item: dict[str, Any]  # JSON object with a unique "id"
+    # files of the item, by name inside the part; items may share one
     members: Mapping[str, bytes] = field(default_factory=dict)
 
 
@@ -71,32 +64,12 @@ def write_parts(
     about: Mapping[str, Any],
     settings: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Write the part files of a job, the programs that run them, and ``home/job.json``.
+    """Write the part files of a job, the programs that run them, and ``home/job.json``, whose content is returned: job,
+    device, parts, and ``about``.
 
-    Parameters
-    ----------
-    folder : Path
-        Job folder; earlier part files in it are replaced.
-    entries : mapping of str to sequence of Entry
-        Entries by kind ("programs", "host"), in the order of measurement.
-    device : str
-        Name of the device to measure.
-    limits : Limits
-    about : mapping
-        Facts for the import, stored in ``home/job.json``.
-    settings : mapping of str to mapping, optional
-        Further entries of ``part.json``, by kind.
-
-    Returns
-    -------
-    dict
-        Content of ``home/job.json``: job, device, parts, and ``about``.
-
-    Raises
-    ------
-    DataError
-        An entry exceeds the size of a part, there are more parts than results may come back, or a file cannot be
-        written.
+    Earlier part files in the folder are replaced. ``entries`` by kind ("programs", "host") are in the order of
+    measurement; ``settings`` are further entries of ``part.json``, by kind. An entry that exceeds the size of a part,
+    and more parts than results may come back, are errors.
     """
     limit = int(limits.part_mib * 2**20)
     packed = [(kind, part) for kind, sequence in entries.items() for part in _split(sequence, limit)]
@@ -140,13 +113,7 @@ def write_parts(
 
 
 def read_part(path: Path) -> PartFile:
-    """Return a part file.
-
-    Raises
-    ------
-    DataError
-        It is not a part file, or is damaged.
-    """
+    """Return a part file."""
     try:
         return PartFile(path)
     except KitError as error:
@@ -154,13 +121,7 @@ def read_part(path: Path) -> PartFile:
 
 
 def read_job(folder: Path) -> dict[str, Any]:
-    """Return ``home/job.json`` of a job.
-
-    Raises
-    ------
-    DataError
-        The folder is not a complete job, or has another format.
-    """
+    """Return ``home/job.json`` of a job."""
     path = folder / HOME / JOB
     if not os.path.lexists(path):
         raise DataError(
@@ -212,34 +173,18 @@ def _write_part(path: Path, head: Mapping[str, Any], entries: Sequence[Entry]) -
 
 @dataclass(frozen=True)
 class Results:
-    """A result file.
-
-    Attributes
-    ----------
-    path : Path
-    head : dict
-        Format, job, kind, part, number of parts and items, device, unit.
-    machines : list of dict
-        Description of the machine, one for each call of ``run.py``.
-    items : list of dict
-        Results: "id", "failure", "repeats_s" (protocol to list of seconds), "call" (index of the machine), and the
-        fields of the kind.
-    """
+    """A result file."""
 
     path: Path
-    head: dict[str, Any]
-    machines: list[dict[str, Any]]
+    head: dict[str, Any]  # format, job, kind, part, number of parts and items, device, unit
+    machines: list[dict[str, Any]]  # description of the machine, one for each call of ``run.py``
+    # Results: "id", "failure", "repeats_s" (protocol to list of seconds), "call" (index of the machine), and the fields
+    # of the kind.
     items: list[dict[str, Any]]
 
 
 def read_results(path: Path) -> Results:
-    """Return a result file.
-
-    Raises
-    ------
-    DataError
-        It is not a result file, or is damaged.
-    """
+    """Return a result file."""
     try:
         arrays = read_npz(read_bytes(path, MAX_REQUEST_BYTES))
         head, machines, lines = (parse_json(str(arrays[name])) for name in ("head", "machines", "items"))
