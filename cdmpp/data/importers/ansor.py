@@ -30,23 +30,12 @@ _MAX_BYTES = 2**20
 
 
 def ansor_program(workload: str, steps: str | list[Step], *, epilogue: str = "") -> TensorProgram:
-    """The scheduled program of a row of an Ansor log.
+    """The scheduled program of a row of an Ansor log; an InvalidProgramError for an unknown workload function, or steps
+    of no known sketch.
 
-    Parameters
-    ----------
-    workload : str
-        Ansor's workload key, JSON: name of the workload function and its arguments.
-    steps : str or list
-        Transform steps as Ansor writes them, ``["SP", stage, axis, extent, [lengths], 1]`` and so on.
-    epilogue : {"", "add", "add_relu"}
-        What is fused behind the workload's result; the key does not say it.
-
-    Raises
-    ------
-    InvalidProgramError
-        An unknown workload function, or steps of no known sketch.
-    MissingDependencyError
-        TVM is not installed.
+    ``workload`` is Ansor's key, JSON: name of the workload function and its arguments. ``steps`` are transform steps as
+    Ansor writes them, ``["SP", stage, axis, extent, [lengths], 1]`` and so on. ``epilogue`` ("", "add" or "add_relu")
+    is fused behind the workload's result; the key does not say it.
     """
     from cdmpp.programs.frontends.tir import import_tvm
 
@@ -173,23 +162,10 @@ _FILES: dict[str, str] = {}
 
 
 def register_workloads(path: str | PathLike[str]) -> list[str]:
-    """Register the workload functions of a Python file, which is executed.
+    """Register the workload functions of a Python file, which is executed; returns their names.
 
-    Parameters
-    ----------
-    path : path
-        Functions that return their inputs and their result, ``[*inputs, result]``, as tensor expressions. They are
-        known by their names, or by the keys of a dictionary ``WORKLOADS`` if the file has one.
-
-    Returns
-    -------
-    list of str
-        Names of the functions.
-
-    Raises
-    ------
-    DataError
-        The file cannot be read or run, or has no function.
+    Functions return their inputs and their result, ``[*inputs, result]``, as tensor expressions. They are known by
+    their names, or by the keys of a dictionary ``WORKLOADS`` if the file has one.
     """
     text, name = read_text(path, _MAX_BYTES), "cdmpp_workloads"
     try:

@@ -34,67 +34,38 @@ def always(name: str) -> Callable[[RawTable], Labels]:
 
 @dataclass(frozen=True)
 class Importer:
-    """One public source.
+    """One public source. Fields that are callable take the table and return labels (or rows) per row."""
 
-    Attributes
-    ----------
-    name : str
-        Value of the ``source`` column.
-    file_name : str
-        The table's usual name in a folder of public data.
-    repository, commit, origin, licence : str
-        Where the numbers come from.
-    protocol : str
-        How the source timed.
-    needs : frozenset of str
-        Columns without which the table is not this one.
-    one_of : tuple of frozenset of str
-        Sets of columns, at least one of which is wholly there: the sizes of one family of operators each.
-        A part of the table may come without the columns that are empty for its operators.
-    lacks : frozenset of str
-        Columns that only other tables have.
-    groups : callable
-        Rows by operator.
-    reads : frozenset of str
-        Further columns that are read where present; all others are never looked at.
-    dtype, framework : callable
-        Labels per row. Rows of a group with an element type of its own do not read ``dtype``.
-    implementation : callable
-        Labels per row: what the source ran (:data:`cdmpp.programs.query_options.IMPLEMENTATIONS`); the audit table of
-        docs/data.md has the evidence.
-    protocol_of : callable, optional
-        Labels per row, where the source timed in several ways; replaces ``protocol``.
-    row_source : callable or None
-        Labels of the column ``source``; None: ``name`` for every row.
-    read_by : str
-        Name of the importer that reads this source's tables, which have the same columns; "" for this one.
-    doubtful : callable or None
-        Rows of doubtful meaning by reason (:mod:`cdmpp.data.assemble`): evaluated, but not trained on.
-    source_columns : frozenset of str
-        Columns that ``row_source`` reads.
-    """
-
-    name: str
-    file_name: str
+    name: str  # value of the ``source`` column
+    file_name: str  # the table's usual name in a folder of public data
     repository: str
     commit: str
     origin: str
     licence: str
-    protocol: str
-    needs: frozenset[str]
-    lacks: frozenset[str] = frozenset()
-    groups: Callable[[RawTable, Labels], Iterable[Group]] = lambda raw, op: ()
+    protocol: str  # how the source timed
+    needs: frozenset[str]  # columns without which the table is not this one
+    lacks: frozenset[str] = frozenset()  # columns that only other tables have
+    groups: Callable[[RawTable, Labels], Iterable[Group]] = lambda raw, op: ()  # rows by operator
     framework: Callable[[RawTable], Labels] = lambda raw: Labels.constant("", len(raw))
+    # What the source ran (:data:`cdmpp.programs.query_options.IMPLEMENTATIONS`); the audit table of docs/data.md has
+    # the evidence.
     implementation: Callable[[RawTable], Labels] = lambda raw: Labels.constant("fused", len(raw))
-    reads: frozenset[str] = frozenset()
+    reads: frozenset[str] = frozenset()  # further columns that are read where present; all others are never looked at
+    # Sets of columns, at least one of which is wholly there: the sizes of one family of operators each. A part of the
+    # table may come without the columns that are empty for its operators.
     one_of: tuple[frozenset[str], ...] = (frozenset(),)
+    # not read by rows of a group with an element type of its own
     dtype: Callable[[RawTable], Labels] = lambda raw: raw.labels("dtype")
-    row_filter: str = ""
+    row_filter: str = ""  # column of the source's own filter; "": it has none
+    # where the source timed in several ways; replaces ``protocol``
     protocol_of: Callable[[RawTable], Labels] | None = None
+    # labels of the column ``source``; None: ``name`` for every row
     row_source: Callable[[RawTable], Labels] | None = None
+    # name of the importer that reads this source's tables, which have the same columns; "" for this one
     read_by: str = ""
+    # Rows of doubtful meaning by reason (:mod:`cdmpp.data.assemble`): evaluated, but not trained on.
     doubtful: Callable[[RawTable], dict[str, Mask]] | None = None
-    source_columns: frozenset[str] = frozenset({"dtype"})
+    source_columns: frozenset[str] = frozenset({"dtype"})  # columns that ``row_source`` reads
 
     def matches(self, columns: Collection[str]) -> bool:
         """Whether a table with these columns is from this source."""

@@ -59,15 +59,9 @@ class BuiltPrograms:
     def table(
         self, importer: Importer, raw: RawTable, key: Int64, reason: Reasons, op: Labels, origin: str, **columns: Any
     ) -> MeasurementTable:
-        """The checked table of an importer's rows.
-
-        Parameters
-        ----------
-        key, reason : (rows,) int
-            Key of each row's program or -1, and why it has none (:data:`cdmpp.data.assemble.REASONS`).
-        columns
-            Further fields of the table; ``provenance`` needs no ``origin``.
-        """
+        """The checked table of an importer's rows. ``key`` and ``reason``, (rows,): key of each row's program or -1,
+        and why it has none (:data:`cdmpp.data.assemble.REASONS`). ``columns``: further fields of the table;
+        ``provenance`` needs no ``origin``."""
         rows = len(raw)
         provenance = {"origin": Labels.constant(origin, rows), **columns.pop("provenance")}
         columns = {"latency_s": raw.latency_s(), **columns}
@@ -92,14 +86,9 @@ class BuiltPrograms:
 class ProgramCache:
     """Built programs of one workload, in one file of the user's cache. An unreadable file counts as empty.
 
-    Parameters
-    ----------
-    workload : str
-        Text that determines a program together with the schedule.
-    build : callable
-        Builds the program of a schedule; raises InvalidProgramError, whose message is kept.
-    folder : Path, optional
-        Default: below :func:`cdmpp.utils.cache.cache_dir`.
+    ``workload`` is a text that determines a program together with the schedule. ``build`` raises InvalidProgramError
+    for a schedule without a program; its message is kept. ``folder`` is by default below
+    :func:`cdmpp.utils.cache.cache_dir`.
     """
 
     def __init__(self, workload: str, build: Callable[[str], TensorProgram], folder: Path | None = None) -> None:

@@ -54,24 +54,16 @@ from cdmpp.data.raw import IntColumn, RawTable
 
 @dataclass(frozen=True)
 class ModelDimensions:
-    """Dimensions of a decoder, as its configuration file states them.
-
-    Attributes
-    ----------
-    experts, topk : int
-        Experts of a layer and experts per token; 0 for a dense model.
-    intermediate : int
-        Columns between the projections of the feed-forward layer, or of one expert.
-    """
+    """Dimensions of a decoder, as its configuration file states them."""
 
     hidden: int
-    intermediate: int
+    intermediate: int  # columns between the projections of the feed-forward layer, or of one expert
     heads: int
     kv_heads: int
     head_dim: int
     vocab: int
-    experts: int = 0
-    topk: int = 0
+    experts: int = 0  # of a layer; 0 for a dense model
+    topk: int = 0  # experts per token
     norm: str = "rmsnorm"
 
 

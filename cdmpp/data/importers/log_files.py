@@ -32,13 +32,8 @@ class _Record(NamedTuple):
 
 
 def log_importer(path: Path) -> TuningLogImporter | None:
-    """Importer of a tuning log, or None if the file is none.
-
-    Parameters
-    ----------
-    path : Path
-        File of JSON lines of Ansor, or the records' file of a folder of MetaSchedule.
-    """
+    """Importer of a tuning log, or None if the file is none. A log is a file of JSON lines of Ansor, or the records'
+    file of a folder of MetaSchedule."""
     if path.name == RECORDS:
         return METASCHEDULE
     if not path.is_file():
@@ -48,13 +43,7 @@ def log_importer(path: Path) -> TuningLogImporter | None:
 
 
 def read_log(path: Path, importer: TuningLogImporter) -> RawTable:
-    """Rows of a tuning log. A line that is no record becomes a row without a workload.
-
-    Raises
-    ------
-    DataError
-        A file is missing or cannot be read.
-    """
+    """Rows of a tuning log. A line that is no record becomes a row without a workload."""
     texts = None if importer is ANSOR else [_workload(line) for line in _lines(path.with_name(WORKLOADS))]
     records = [_record(line, texts) for line in _lines(path)]
     workloads = Labels.of(record.workload for record in records)

@@ -41,27 +41,13 @@ _HASH_KEY = re.compile(r"[0-9a-f]{32}")
 
 
 class LogTask(NamedTuple):
-    """A workload of a log, with its epilogue.
+    """A workload of a log, with its epilogue."""
 
-    Attributes
-    ----------
-    key : str
-        Text that determines a program together with the schedule.
-    op : str
-        Name for reports.
-    build : callable
-        Builds the program of a schedule.
-    name : str
-        The task; "": the hash of the program of the empty schedule.
-    refusal : str
-        Why its rows have no program.
-    """
-
-    key: str
-    op: str
-    build: Callable[[str], TensorProgram]
-    name: str = ""
-    refusal: str = ""
+    key: str  # text that determines a program together with the schedule
+    op: str  # name for reports
+    build: Callable[[str], TensorProgram]  # builds the program of a schedule
+    name: str = ""  # the task; "": the hash of the program of the empty schedule
+    refusal: str = ""  # why its rows have no program
 
 
 ReadTasks: TypeAlias = Callable[[RawTable, str], tuple[Labels, list[LogTask]]]
@@ -69,37 +55,18 @@ ReadTasks: TypeAlias = Callable[[RawTable, str], tuple[Labels, list[LogTask]]]
 
 @dataclass(frozen=True)
 class TuningLogImporter(Importer):
-    """Importer of tables of one tuner.
+    """Importer of tables of one tuner."""
 
-    Attributes
-    ----------
-    schedule : str
-        Column with the schedule.
-    read_tasks : callable
-        Task of each row, by its number, and the tasks. Takes the table and the epilogue of rows that state none.
-    """
-
-    schedule: str = ""
+    schedule: str = ""  # column with the schedule
+    # Task of each row, by its number, and the tasks. Takes the table and the epilogue of rows that state none.
     read_tasks: ReadTasks = lambda raw, epilogue: (Labels.of([]), [])
 
     def table(self, raw: RawTable, per_task: int | None = None, epilogue: str = "") -> MeasurementTable:
         """Build the programs and the checked table.
 
-        Parameters
-        ----------
-        raw : RawTable
-        per_task : int, optional
-            Number of schedules to keep of a task and device: the two fastest, and those with the smallest hashes, the
-            same ones on every device. Rows without a latency are left out. Default: every row is kept.
-        epilogue : str
-            Epilogue of the rows that state none.
-
-        Raises
-        ------
-        DataError
-            The table lacks its workloads.
-        MissingDependencyError
-            TVM is not installed, and a program is not in the cache.
+        ``per_task``: schedules to keep of a task and device: the two fastest, and those with the smallest hashes, the
+        same ones on every device. Rows without a latency are left out. Default: every row is kept. ``epilogue``: that
+        of the rows that state none. TVM is needed only for programs that are not in the cache.
         """
         number, tasks = self.read_tasks(raw, epilogue)
         schedules, devices, latency_s = raw.labels(self.schedule), raw.labels("device"), raw.latency_s()

@@ -76,15 +76,8 @@ def canonical(parameters: Parameters) -> Parameters:
 
 
 def build(parameters: Parameters, size: int = SIZE) -> PrimFunc:
-    """Build the program of a configuration.
-
-    Parameters
-    ----------
-    parameters : mapping
-        A configuration for which :func:`inexpressible` returns "".
-    size : int
-        Rows and columns of the output image; tests use small ones.
-    """
+    """Build the program of a configuration for which :func:`inexpressible` returns "". ``size``: rows and columns of
+    the output image; tests use small ones."""
     with Builder("convolution") as ir:
         _Program(ir, parameters, size).write()
     return ir.function

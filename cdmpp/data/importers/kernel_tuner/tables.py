@@ -29,36 +29,19 @@ ORIGIN = "brute-force"
 
 @dataclass(frozen=True)
 class Space:
-    """Rows of one kernel in a table.
+    """Rows of one kernel in a table."""
 
-    Attributes
-    ----------
-    source : str
-        Value of the ``source`` column.
-    kernel : TunedKernel
-    label : str
-        Value of the column ``kernel``; "" where the whole table is of this kernel.
-    defaults : mapping of str to int
-        Parameters that the table does not have.
-    misstated : callable, optional
-        Returns why rows of a collection did not run as a configuration says; "" where they did.
-    """
-
-    source: str
+    source: str  # value of the ``source`` column
     kernel: TunedKernel
-    label: str = ""
-    defaults: Mapping[str, int] = field(default_factory=dict)
+    label: str = ""  # value of the column ``kernel``; "" where the whole table is of this kernel
+    defaults: Mapping[str, int] = field(default_factory=dict)  # parameters that the table does not have
+    # Returns why rows of a collection did not run as a configuration says; "" where they did.
     misstated: Callable[[str, Parameters], str] = lambda collection, parameters: ""
 
 
 @dataclass(frozen=True)
 class TunedImporter(Importer):
-    """Importer of a table of brute-forced configurations.
-
-    Attributes
-    ----------
-    spaces : tuple of Space
-    """
+    """Importer of a table of brute-forced configurations."""
 
     spaces: tuple[Space, ...] = ()
 
@@ -70,21 +53,9 @@ class TunedImporter(Importer):
     def table(self, raw: RawTable, share: float = 1.0, sources: Collection[str] | None = None) -> MeasurementTable:
         """Build the programs and the checked table.
 
-        Parameters
-        ----------
-        raw : RawTable
-        share : float
-            Share of the configurations to keep, in (0, 1]. They are chosen by the hash of the configuration: the same
-            ones on every device and in every collection.
-        sources : collection of str, optional
-            Sources whose rows are kept; the programs of others are not built. Default: every row of the table.
-
-        Raises
-        ------
-        DataError
-            ``share`` is outside of (0, 1].
-        MissingDependencyError
-            TVM is not installed.
+        ``share`` of the configurations, in (0, 1], is kept. They are chosen by the hash of the configuration: the same
+        ones on every device and in every collection. ``sources``: those whose rows are kept, by default all; the
+        programs of others are not built.
         """
         if not 0 < share <= 1:
             raise DataError(f"share {share} of the configurations", hint="pass a number above 0 and up to 1")

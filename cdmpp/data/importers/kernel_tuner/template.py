@@ -26,45 +26,26 @@ Axis = tuple[str, int, Any]
 
 @dataclass(frozen=True)
 class LaunchShape:
-    """Launch of a configuration, computed from its parameters alone.
+    """Launch of a configuration, computed from its parameters alone."""
 
-    Attributes
-    ----------
-    grid, block : tuple of int
-        Blocks, and threads of a block, along x, y and z.
-    shared_bytes : int
-        Shared memory of a block in bytes.
-    """
-
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared_bytes: int
+    grid: tuple[int, int, int]  # blocks along x, y and z
+    block: tuple[int, int, int]  # threads of a block along x, y and z
+    shared_bytes: int  # of a block
 
 
 @dataclass(frozen=True)
 class TunedKernel:
-    """A kernel with its tuning parameters.
+    """A kernel with its tuning parameters."""
 
-    Attributes
-    ----------
-    name : str
-        Kernel and problem size; the task of the imported programs.
-    parameters : tuple of str
-        Columns of the table that :attr:`build` and :attr:`inexpressible` read.
-    build : callable
-        Builds the scheduled ``tvm.tirx.PrimFunc`` of a configuration: thread bindings, storage scopes, vector widths,
-        unroll annotations. Its lowered form does the configured work.
-    inexpressible : callable
-        Returns "" for a configuration that :attr:`build` can express, else a short reason by which rows are counted.
-    canonical : callable
-        Sets parameters that have no effect in a configuration to one value: configurations that become equal are one
-        program, which is built once.
-    """
-
-    name: str
-    parameters: tuple[str, ...]
+    name: str  # kernel and problem size; the task of the imported programs
+    parameters: tuple[str, ...]  # columns of the table that :attr:`build` and :attr:`inexpressible` read
+    # Builds the scheduled ``tvm.tirx.PrimFunc`` of a configuration: thread bindings, storage scopes, vector widths,
+    # unroll annotations. Its lowered form does the configured work.
     build: Callable[[Parameters], PrimFunc]
+    # Returns "" for a configuration that :attr:`build` can express, else a short reason by which rows are counted.
     inexpressible: Callable[[Parameters], str]
+    # Sets parameters that have no effect in a configuration to one value: configurations that become equal are one
+    # program, which is built once.
     canonical: Callable[[Parameters], Parameters] = lambda parameters: parameters
 
 
