@@ -115,14 +115,9 @@ class TreeBaseline:
     """XGBoost on log(latency / reference), the network's label: one model for each source.
 
     Its columns: the network's query inputs, the zeros at the end of sizes as binary numbers, the device's numbers and,
-    where no device is held out, which device it is; of scheduled programs the summed leaf features, too.
-
-    Parameters
-    ----------
-    programs : array, (programs, columns), optional
-        Other features of the programs, by key: then these and the device alone are the columns.
-    label : {"ratio", "latency"}
-        What the logarithm is taken of: latency over reference, or latency.
+    where no device is held out, which device it is; of scheduled programs the summed leaf features, too. ``programs``,
+    (programs, columns): other features of the programs, by key; then these and the device alone are the columns.
+    ``label``: what the logarithm is taken of, latency over reference, or latency.
     """
 
     def __init__(
@@ -213,13 +208,8 @@ class TreeBaseline:
 
 
 def trailing_zeros(log_sizes: Array) -> Array:
-    """Number of zeros at the end of sizes as binary numbers, at most 12.
-
-    Parameters
-    ----------
-    log_sizes : float32
-        log2(1 + size); a size that a program lacks is 0, and so is its number of zeros.
-    """
+    """Number of zeros at the end of sizes as binary numbers, at most 12. ``log_sizes``: log2(1 + size); a size that a
+    program lacks is 0, and so is its number of zeros."""
     sizes = np.rint(np.exp2(log_sizes.astype(np.float64))).astype(np.int64) - 1
     at_most = sizes | 4096
     return np.where(sizes > 0, np.log2(at_most & -at_most), 0.0).astype(np.float32)

@@ -35,21 +35,10 @@ KEYS = ("source", "device", "op")
 
 
 def boost_model(folder: Path, public_data: str | Path | None = None) -> str:
-    """Fit the boosters of a trained model, calibrate it, evaluate it on the test part, and replace its folder.
+    """Fit the boosters of a trained model, calibrate it, evaluate it on the test part, and replace its folder; returns
+    the identity of the changed model.
 
     The error table keeps the baselines, and the entries of TVM programs, which have no boosters.
-
-    Returns
-    -------
-    str
-        Identity of the changed model.
-
-    Raises
-    ------
-    ArtifactError
-        The folder is no trained model, or cannot be written.
-    DataError
-        The tables of its configuration are missing.
     """
     artifact = load_artifact(folder)
     if artifact.adapter is not None or artifact.folder is None:

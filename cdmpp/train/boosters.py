@@ -41,25 +41,14 @@ REACH = 0.999
 
 @dataclass(frozen=True)
 class RowPredictor:
-    """Predicts rows of a dataset with the network and, where it has some, its boosters.
-
-    Attributes
-    ----------
-    network : LatencyNetwork
-    inputs : NetworkInputs
-    dataset : Dataset
-    embedding : (devices,) int
-        For each device of the dataset, its index in the network's embedding (0: not trained on).
-    contexts : frozenset of str
-        :attr:`cdmpp.model.domain.score.Domain.contexts` of the training rows.
-    boosters : Boosters, optional
-    """
+    """Predicts rows of a dataset with the network and, where it has some, its boosters."""
 
     network: LatencyNetwork
     inputs: NetworkInputs
     dataset: Dataset
+    # (devices,): of each device of the dataset, its index in the network's embedding (0: not trained on)
     embedding: Array
-    contexts: frozenset[str]
+    contexts: frozenset[str]  # :attr:`cdmpp.model.domain.score.Domain.contexts` of the training rows
     boosters: Boosters | None = None
 
     def __call__(self, rows: MeasuredRows, *, known: bool = True) -> tuple[Array, Array]:
@@ -79,15 +68,8 @@ class RowPredictor:
 
 
 def fit_boosters(predict: RowPredictor, index: Array, seed: int) -> Boosters:
-    """Fit an ensemble for each group of library kernels.
-
-    Parameters
-    ----------
-    predict : RowPredictor
-        The network, without boosters.
-    index : (n,) int
-        Training rows. The validation rows of their contexts decide the number of trees and the width of intervals.
-    """
+    """Fit an ensemble for each group of library kernels. ``predict`` is the network, without boosters; ``index`` are
+    the training rows. The validation rows of their contexts decide the number of trees and the width of intervals."""
     dataset = predict.dataset
     index = np.concatenate([index, np.flatnonzero(dataset.rows.part == 1)])
     rows = dataset.rows.take(index)

@@ -22,19 +22,11 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class State:
-    """What a run has at a step.
-
-    Attributes
-    ----------
-    network : LatencyNetwork
-    optimiser : torch.optim.AdamW
-    average : dict of str to Tensor
-        Exponential average of the weights, by name.
-    """
+    """What a run has at a step."""
 
     network: LatencyNetwork
     optimiser: torch.optim.AdamW
-    average: dict[str, torch.Tensor]
+    average: dict[str, torch.Tensor]  # exponential average of the weights, by name
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Copies of all tensors, by name in the file."""
@@ -76,13 +68,8 @@ def _save(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]
 
 
 def read_checkpoint(out: Path, identity: dict[str, str]) -> tuple[int, float, dict[str, torch.Tensor]] | None:
-    """Steps, seconds and tensors of the checkpoint in a run folder; None without one.
-
-    Raises
-    ------
-    DataError
-        The folder holds a run of another configuration or other data.
-    """
+    """Steps, seconds and tensors of the checkpoint in a run folder; None without one. That of another configuration or
+    other data is a DataError."""
     return _read(out / CHECKPOINT, identity)
 
 
@@ -112,13 +99,8 @@ def write_weights(out: Path, identity: dict[str, str]) -> None:
 
 
 def read_weights(out: Path, identity: dict[str, str]) -> tuple[int, float, dict[str, torch.Tensor]]:
-    """Steps, seconds and state of the network that :func:`write_weights` wrote.
-
-    Raises
-    ------
-    DataError
-        The folder has no weights, or those of another configuration or other data.
-    """
+    """Steps, seconds and state of the network that :func:`write_weights` wrote; errors as of
+    :func:`read_checkpoint`."""
     stored = _read(out / WEIGHTS, identity)
     if stored is None:
         raise DataError(f"{out} has no {WEIGHTS}", hint=f"python -m cdmpp.train.loop {out} writes it")

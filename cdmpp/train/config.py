@@ -96,13 +96,8 @@ class TrainConfig(BaseModel):
 
     @classmethod
     def of_manifest(cls, fields: Mapping[str, Any]) -> TrainConfig:
-        """Configuration stored with a model (:meth:`NetworkConfig.of_manifest`).
-
-        Raises
-        ------
-        UnsupportedOptionError
-            An option has a value that this version does not support.
-        """
+        """Configuration stored with a model (:meth:`NetworkConfig.of_manifest`); an UnsupportedOptionError for a value
+        that this version does not support."""
         # Retired options of the training do not change the network.
         retired = ("label", "max_rows_per_source", "held_out_rows", "ranking", "group_programs")
         kept = {
@@ -121,13 +116,7 @@ class TrainConfig(BaseModel):
 
 
 def load_config(path: str | Path) -> TrainConfig:
-    """Read a TOML file.
-
-    Raises
-    ------
-    DataError
-        The file is missing, not TOML, or a field is unknown or out of range (the message names it).
-    """
+    """Read a TOML file; the DataError names a field that is unknown or out of range."""
     content = read_toml(path, "pass --config FILE.toml")
     try:
         return TrainConfig.model_validate(content)

@@ -51,12 +51,7 @@ def choose_parts(table: MeasurementTable, data: DataConfig) -> NDArray[np.int8]:
     """Part per program key (see :mod:`cdmpp.data.splits`).
 
     ``split = "shape"``: by the hash of an operator's shape or of a TVM program's task; ``"network"``: see
-    :func:`cdmpp.data.splits.network_parts`.
-
-    Raises
-    ------
-    DataError
-        No record names a test network, or a task would be in two parts.
+    :func:`cdmpp.data.splits.network_parts`. A task in two parts is a DataError.
     """
     if data.split == "shape":
         parts = program_parts(table, test=data.test_share, validation=data.validation_share)
@@ -67,26 +62,11 @@ def choose_parts(table: MeasurementTable, data: DataConfig) -> NDArray[np.int8]:
 
 
 def parts_of_rows(table: MeasurementTable, data: DataConfig, rows: NDArray[np.int64]) -> tuple[NDArray[np.int8], str]:
-    """Part per program key, such that no part of these rows is empty.
+    """Part per program key, (programs,), such that no part of these rows is empty; and what is split: "task" (shapes of
+    operators, tasks of TVM programs), "network" or "program".
 
-    ``split = "shape"`` leaves a part of few tasks empty. Then single programs are split by their hash, and a warning
-    is logged.
-
-    Parameters
-    ----------
-    rows : (n,) int
-        Rows of devices that are not held out, with a program and a latency.
-
-    Returns
-    -------
-    parts : (programs,) int8
-    unit : str
-        What is split: "task" (shapes of operators, tasks of TVM programs), "network" or "program".
-
-    Raises
-    ------
-    DataError
-        A part stays empty; also as :func:`choose_parts`.
+    ``split = "shape"`` leaves a part of few tasks empty. Then single programs are split by their hash, and a warning is
+    logged. ``rows`` (n,) are of devices that are not held out, with a program and a latency.
     """
     parts = choose_parts(table, data)
     empty = _empty_parts(parts, table.program_key[rows])
@@ -151,14 +131,8 @@ def _unusable(table: MeasurementTable) -> str:
 
 
 def encode_table(table: MeasurementTable, *, schedule: bool = False) -> tuple[ProgramStore, dict[int, str]]:
-    """Encode every distinct program of a table, TVM programs with schedule columns if ``schedule``.
-
-    Returns
-    -------
-    store : ProgramStore
-    failed : dict of program key to message
-        TVM programs that cannot be encoded; they are not in the store.
-    """
+    """Encode every distinct program of a table, TVM programs with schedule columns if ``schedule``; and the messages of
+    TVM programs that cannot be encoded, by key, which are not in the store."""
     store = ProgramStore(table.n_programs, WIDTH + SCHEDULE_WIDTH if schedule else WIDTH)
     failed: dict[int, str] = {}
     for block in table.programs:
@@ -177,22 +151,12 @@ def encode_table(table: MeasurementTable, *, schedule: bool = False) -> tuple[Pr
 
 @dataclass(frozen=True)
 class MeasuredRows(LabelledRows):
-    """Measured queries as arrays of one length n; ``device`` is an index into :attr:`Dataset.devices`.
+    """Measured queries as arrays of one length n; ``device`` is an index into :attr:`Dataset.devices`."""
 
-    Attributes
-    ----------
-    part : (n,) int8
-        0 train, 1 validation, 2 test, -1 in no part.
-    source, op : (n,) int16
-        Indices into :attr:`Dataset.sources` and :attr:`Dataset.ops`.
-    report : (n,) bool
-        Rows that pass the filter of the source's authors.
-    """
-
-    part: Array
-    source: Array
-    op: Array
-    report: Array
+    part: Array  # int8: 0 train, 1 validation, 2 test, -1 in no part
+    source: Array  # index into :attr:`Dataset.sources`
+    op: Array  # index into :attr:`Dataset.ops`
+    report: Array  # whether the row passes the filter of the source's authors
 
 
 #: Operator, dtype, weight_dtype and scaling of a program; None where the operator has no such field or it is unset.
@@ -253,21 +217,9 @@ def make_dataset(
 ) -> Dataset:
     """Encode a table's programs and turn its trainable rows into numbers.
 
-    Parameters
-    ----------
-    table : MeasurementTable
-    data : DataConfig, optional
-        Split of the rows; default: by the hash of the shape or task.
-    schedule : bool
-        TVM programs with their schedule's columns (``NetworkConfig.schedule``).
-    every_part : bool
-        No part may be empty: few tasks are split by program (:func:`cdmpp.train.dataset.parts_of_rows`).
-
-    Raises
-    ------
-    DataError
-        A program would be in two parts, a part would be empty (``every_part``), or the table lacks columns that
-        the split needs.
+    ``data`` has the split of the rows; default: by the hash of the shape or task. ``schedule``: TVM programs with their
+    schedule's columns (``NetworkConfig.schedule``). ``every_part``: no part may be empty; few tasks are split by
+    program (:func:`cdmpp.train.dataset.parts_of_rows`). A program in two parts is a DataError.
     """
     store, failed = encode_table(table, schedule=schedule)
     keep = table.trainable & ~table.collective & np.isfinite(table.latency_s) & (table.latency_s > 0)

@@ -35,20 +35,8 @@ TYPE_FIELDS = ("operator", "dtype", "weight_dtype", "scaling")
 
 
 def errors_by_types(dataset: Dataset, rows: MeasuredRows, log_predicted: Array) -> list[dict[str, Any]]:
-    """Errors of predictions of ``rows`` for each operator, types and device.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    rows : MeasuredRows
-    log_predicted : (rows,)
-        log of the predicted seconds.
-
-    Returns
-    -------
-    list of dict
-        :data:`TYPE_FIELDS`, ``device``, ``n``, ``mape``, ``median_ape``.
-    """
+    """Errors of predictions (log seconds) of ``rows`` for each operator, types and device: :data:`TYPE_FIELDS`,
+    ``device``, ``n``, ``mape``, ``median_ape``."""
     if dataset.type_of is None or not len(rows):
         return []
     error = np.abs(np.expm1(log_predicted - rows.log_latency))
@@ -61,13 +49,7 @@ def errors_by_types(dataset: Dataset, rows: MeasuredRows, log_predicted: Array) 
 
 
 def with_training_rows(entries: Sequence[dict[str, Any]], dataset: Dataset, rows: MeasuredRows) -> list[dict[str, Any]]:
-    """Entries of :func:`errors_by_types` with the number of training rows, ``rows``; sorted.
-
-    Parameters
-    ----------
-    rows : MeasuredRows
-        The training rows.
-    """
+    """Entries of :func:`errors_by_types` with the number of training rows, ``rows``; sorted."""
     keys = (*TYPE_FIELDS, "device")
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     if dataset.type_of is not None and len(rows):
@@ -165,16 +147,13 @@ def error_table(
 ) -> dict[str, Any]:
     """Errors of the model (``predict``: the network with its boosters) and the baselines on the same rows.
 
-    Returns
-    -------
-    dict
-        ``interval_factor``: the width factor with which the 10-90 % interval covers 80 % of these rows.
-        ``types``: errors by operator, types and device (:func:`cdmpp.train.finish.errors_by_types`).
-        ``overall``, ``by_source``, ``tables`` (source, device) and ``groups`` (source, device, op); each entry
-        has the metrics of the model, and under ``baselines`` the mape and median_ape of each baseline; where
-        programs are schedules of tasks, all with the figures of :func:`cdmpp.train.evaluation.metrics.rank`. The entry
-        ``neusight_filtered`` of ``by_source`` has the rows that pass NeuSight's own filter;
-        ``aiconfigurator_gemm_without_b60`` excludes the Intel card, whose repeats differ by 23 %.
+    ``interval_factor``: the width factor with which the 10-90 % interval covers 80 % of these rows. ``types``: errors
+    by operator, types and device (:func:`cdmpp.train.finish.errors_by_types`). ``overall``, ``by_source``, ``tables``
+    (source, device) and ``groups`` (source, device, op); each entry has the metrics of the model, and under
+    ``baselines`` the mape and median_ape of each baseline; where programs are schedules of tasks, all with the figures
+    of :func:`cdmpp.train.evaluation.metrics.rank`. The entry ``neusight_filtered`` of ``by_source`` has the rows that
+    pass NeuSight's own filter; ``aiconfigurator_gemm_without_b60`` excludes the Intel card, whose repeats differ by 23
+    %.
     """
     point, levels = (predict or partial(predict_rows, network, inputs))(rows, known=known)
     if peers is not None:
@@ -190,15 +169,8 @@ def error_table(
 def tabulate(
     dataset: Dataset, rows: MeasuredRows, point: Array, baselines: Mapping[str, Baseline], *bounds: Array
 ) -> dict[str, Any]:
-    """The error table of given predictions; see :func:`error_table`.
-
-    Parameters
-    ----------
-    point : (rows,)
-        log of the predicted seconds.
-    bounds : two arrays, (rows,)
-        Lower and upper bound of an 80 % interval, in seconds; omitted without an interval.
-    """
+    """The error table of given predictions, log of seconds; see :func:`error_table`. ``bounds``: lower and upper bound
+    of an 80 % interval, in seconds; omitted without an interval."""
     columns = {"model": point} | {name: b.predict_log(rows) for name, b in baselines.items()}
     measured = np.exp(rows.log_latency)
     group = dataset.group(rows)

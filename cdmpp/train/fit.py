@@ -41,13 +41,8 @@ def train(
     make_objective: Callable[[TrainingJob, NetworkInputs], Objective] = Objective,
     on: str = "cpu",
 ) -> tuple[LatencyNetwork, dict[str, Any]]:
-    """Train a network on a dataset; see :func:`cdmpp.train.loop.run_steps`.
-
-    Returns
-    -------
-    network, summary
-        The network with averaged weights, in evaluation mode; steps, rows and seconds.
-    """
+    """Train a network on a dataset; see :func:`cdmpp.train.loop.run_steps`. Returns the network with averaged weights,
+    in evaluation mode; and steps, rows and seconds."""
     job = job_of(dataset, config)
     start, folder = None, config.optimiser.start_from
     if folder:
@@ -56,13 +51,8 @@ def train(
 
 
 def read_trained(dataset: Dataset, config: TrainConfig, folder: Path) -> tuple[LatencyNetwork, dict[str, Any]]:
-    """:func:`train` by another machine: the network of the weights that :mod:`cdmpp.train.loop` wrote.
-
-    Raises
-    ------
-    DataError
-        There are no weights, or they belong to another configuration or other data.
-    """
+    """:func:`train` by another machine: the network of the weights that :mod:`cdmpp.train.loop` wrote. Weights of
+    another configuration or other data are a DataError."""
     step, seconds, state = read_weights(folder, identity_of(dataset, config))
     opt = config.optimiser
     if step < opt.steps and not (opt.seconds and seconds >= opt.seconds):
@@ -74,13 +64,7 @@ def read_trained(dataset: Dataset, config: TrainConfig, folder: Path) -> tuple[L
 
 
 def job_of(dataset: Dataset, config: TrainConfig) -> TrainingJob:
-    """The training of a dataset without the parts of it that only evaluation reads.
-
-    Raises
-    ------
-    DataError
-        There is nothing to train on.
-    """
+    """The training of a dataset without the parts of it that only evaluation reads."""
     index, weight = training_rows(dataset, config)
     # With the precision of the files, a job that another machine trains has the same labels.
     log_latency = dataset.rows.log_latency.astype(np.float32).astype(np.float64)

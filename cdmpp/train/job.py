@@ -29,52 +29,29 @@ _SUFFIX = ".npz.xz"
 
 @dataclass(frozen=True)
 class LabelledRows(QueryRows):
-    """Queries with their measured latency.
+    """Queries with their measured latency."""
 
-    Attributes
-    ----------
-    log_latency : (n,) float64
-        Natural log of the measured seconds.
-    """
-
-    log_latency: Array
+    log_latency: Array  # (n,) float64: natural log of the measured seconds
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """Encoded programs, rows, devices and options of a training.
-
-    Attributes
-    ----------
-    store : ProgramStore
-    device_matrix : (devices, .) float64
-        :func:`cdmpp.model.nn.figures.stack_devices` of the devices.
-    rows : LabelledRows
-    task : (rows,) int64
-        Task and device of each row as one number, -1 for a program without a task.
-    composed : (rows,) bool
-        Rows that eager PyTorch composes of several kernels. Their framework says so, and is not hidden.
-    index, weight : (training rows,)
-        Positions of the training rows, and the mean number of draws of each in an epoch.
-    target : (target rows,) int
-        Positions of the unlabelled target's rows (:class:`DomainConfig`).
-    identity : dict of str to str
-        Fields of a checkpoint that must match for it to be continued.
-    """
+    """Encoded programs, rows, devices and options of a training."""
 
     network: NetworkConfig
     optimiser: OptimiserConfig
     domain: DomainConfig
     seed: int
     store: ProgramStore
-    device_matrix: Array
+    device_matrix: Array  # (devices, .): :func:`cdmpp.model.nn.figures.stack_devices` of the devices
     rows: LabelledRows
-    task: Array
+    task: Array  # (rows,): task and device of each row as one number, -1 for a program without a task
+    # (rows,): rows that eager PyTorch composes of several kernels; their framework says so, and is not hidden
     composed: Array
-    index: Array
-    weight: Array
-    target: Array
-    identity: dict[str, str]
+    index: Array  # positions of the training rows
+    weight: Array  # of each training row: mean number of draws in an epoch
+    target: Array  # positions of the unlabelled target's rows (:class:`DomainConfig`)
+    identity: dict[str, str]  # fields of a checkpoint that must match for it to be continued
 
     def write(self, folder: Path) -> None:
         """Write the programs and rows that are trained on as files below 20 MiB; latencies as float32."""
@@ -123,13 +100,7 @@ class TrainingJob:
 
     @classmethod
     def read(cls, folder: Path) -> TrainingJob:
-        """Read the files of :meth:`write`.
-
-        Raises
-        ------
-        DataError
-            The folder has no job, or a file of it is missing or damaged.
-        """
+        """Read the files of :meth:`write`."""
         stored = read_json(folder / _JOB, "cdmpp train --prepare writes the folder", max_bytes=MAX_REQUEST_BYTES)
         store = ProgramStore(stored["programs"], stored["width"])
         for part in _files(folder, "programs"):
@@ -193,14 +164,8 @@ def _smallest(values: Array) -> Array:
 
 
 def _packed(table: Array) -> dict[str, Array]:
-    """A table of at most 2^16 rows as distinct values of each column and, by row, the index of its value.
-
-    Columns with equal indices share them: most columns of programs follow from a few sizes.
-
-    Parameters
-    ----------
-    table : (rows, columns) float32
-    """
+    """A table of at most 2^16 rows, (rows, columns) float32, as distinct values of each column and, by row, the index
+    of its value. Columns with equal indices share them: most columns of programs follow from a few sizes."""
     shared: dict[bytes, int] = {}
     values, which, distinct = [], [], []
     for column in table.T:

@@ -24,14 +24,9 @@ HOST_BOUND_SHARE = 0.3
 
 
 def kernel_limits(table: MeasurementTable) -> tuple[dict[str, float], dict[str, float]]:
-    """Operators on devices whose rows go beyond the limits, and how far.
-
-    Returns
-    -------
-    fast, slow : dict of str to float
-        As :attr:`cdmpp.model.domain.score.Domain.fast_kernels` (below 1) and ``slow_kernels`` (above 1). Slow ones are
-        passes over memory, without those that a query calls composed by its framework.
-    """
+    """Operators on devices whose rows go beyond the limits, and how far:
+    :attr:`cdmpp.model.domain.score.Domain.fast_kernels` (below 1) and ``slow_kernels`` (above 1). Slow ones are passes
+    over memory, without those that a query calls composed by its framework."""
     usable = table.excluded.is_("") & np.isfinite(table.latency_s) & table.backend.is_("library")
     one_kernel = table.implementation.is_in(("fused", "tuned"))
     bound, highest = np.full(len(table), np.nan), np.full(len(table), np.nan)
@@ -77,13 +72,8 @@ def kernel_limits(table: MeasurementTable) -> tuple[dict[str, float], dict[str, 
 
 
 def host_bound(table: MeasurementTable) -> frozenset[str]:
-    """Operators of a framework that are host time on half of its devices or more, or contradict a sibling on one.
-
-    Returns
-    -------
-    frozenset of str
-        As :attr:`cdmpp.model.domain.score.Domain.host_bound`.
-    """
+    """Operators of a framework that are host time on half of its devices or more, or contradict a sibling on one:
+    :attr:`cdmpp.model.domain.score.Domain.host_bound`."""
     host, devices = table.excluded.is_("host_bound"), dict[str, list[bool]]()
     doubtful, on_device = table.excluded.is_("contradicts_sibling"), set[str]()
     for block in table.specs:

@@ -102,41 +102,16 @@ def run_steps(
     on: str = "cpu",
     minutes: float | None = None,
 ) -> tuple[LatencyNetwork, dict[str, Any]]:
-    """Train a network.
+    """Train a network; returns it with averaged weights, on the CPU and in evaluation mode, and steps, rows and
+    seconds.
 
-    Parameters
-    ----------
-    job : TrainingJob
-    out : Path
-        Run folder with ``metrics.jsonl`` and ``checkpoint.safetensors``. An existing run with the same
-        configuration and data is continued.
-    start : callable, optional
-        Sets the weights of the new network; default: random ones of the seed.
-    progress : callable, optional
-        Called with (step, steps, metrics); on the first rank only.
-    ranks : Ranks
-        Processes that share the run (:func:`cdmpp.train.ranks.process_group`). ``batch_rows`` is divided among
-        them. Only the first rank reads and writes the run folder.
-    make_objective : callable
-        Loss.
-    on : {"cpu", "cuda"}
-        Device of the network, its batches, the programs' leaves and the averaged weights.
-    minutes : float, optional
-        Time after which the run stops with a checkpoint.
-
-    Returns
-    -------
-    network, summary
-        The network with averaged weights, on the CPU and in evaluation mode; steps, rows and seconds.
-
-    Raises
-    ------
-    DataError
-        The folder holds a run of another configuration or other data.
-    ServiceError
-        Another rank ended.
-    Stopped
-        The time is over, or a rank got SIGTERM (under torchrun); the checkpoint is written.
+    ``out`` is the run folder with ``metrics.jsonl`` and ``checkpoint.safetensors``. An existing run with the same
+    configuration and data is continued; one with others is a DataError. ``start`` sets the weights of the new network,
+    by default random ones of the seed. ``progress`` is called with (step, steps, metrics), on the first rank only.
+    ``ranks`` are processes that share the run (:func:`cdmpp.train.ranks.process_group`): ``batch_rows`` is divided
+    among them, and only the first one reads and writes the run folder; a ServiceError if another one ended. ``on``,
+    "cpu" or "cuda", is the device of the network, its batches, the programs' leaves and the averaged weights. After
+    ``minutes``, or if a rank got SIGTERM (under torchrun), the checkpoint is written and ``Stopped`` raised.
     """
     opt = job.optimiser
     if opt.threads:
@@ -285,13 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def device_of(wanted: str | None) -> str:
-    """The device of a training: the wanted one, else CUDA where torch has it.
-
-    Raises
-    ------
-    DataError
-        torch has no CUDA device.
-    """
+    """The device of a training: the wanted one, else CUDA where torch has it."""
     if wanted == "cuda" and not torch.cuda.is_available():
         raise DataError("torch finds no CUDA device", hint="train with --on cpu, or install torch for CUDA")
     return wanted or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -24,18 +24,7 @@ CONFIG = "config.json"
 def prepare(
     config: TrainConfig, folder: Path, *, public_data: str | Path | None = None, records: Sequence[str | Path] = ()
 ) -> int:
-    """Write all that the steps of a run need into a new folder, in files below 20 MiB.
-
-    Returns
-    -------
-    int
-        Bytes of the folder.
-
-    Raises
-    ------
-    DataError
-        The folder has files, or there is nothing to train on.
-    """
+    """Write all that the steps of a run need into a new folder, in files below 20 MiB; returns their bytes."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder} is not an empty folder", hint="choose a new one")
     if config.reference is not None:
@@ -55,13 +44,7 @@ def prepare(
 
 
 def prepared_config(folder: Path) -> TrainConfig:
-    """The configuration of a prepared folder.
-
-    Raises
-    ------
-    DataError
-        The folder was not prepared.
-    """
+    """The configuration of a prepared folder."""
     hint = "cdmpp train --config FILE --prepare DIR writes it"
     return parse_file(
         folder / CONFIG, lambda text: TrainConfig.model_validate(parse_json(text)), "a configuration", hint

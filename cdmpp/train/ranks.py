@@ -33,13 +33,7 @@ class Stopped(Exception):  # noqa: N818  an end on request, not an error
 
 
 class Ranks:
-    """One process of a run.
-
-    Attributes
-    ----------
-    rank, size : int
-        Index of this process, and number of processes.
-    """
+    """One process of a run: ``rank`` is its index among ``size``."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
@@ -51,13 +45,7 @@ class Ranks:
         return self.rank == 0
 
     def own(self, rows: int) -> slice:
-        """This rank's rows of a batch: every ``size``-th, so that ranks get equally long programs of sorted rows.
-
-        Raises
-        ------
-        DataError
-            The batch has fewer rows than there are ranks.
-        """
+        """This rank's rows of a batch: every ``size``-th, so that ranks get equally long programs of sorted rows."""
         if rows < self.size:
             raise DataError(
                 f"a batch of {rows} rows cannot be divided among {self.size} processes",

@@ -37,23 +37,10 @@ from cdmpp.train.start import check_start
 def load_training_table(
     config: TrainConfig, public_data: str | Path | None, records: Sequence[str | Path], *, keep_sealed: bool = False
 ) -> MeasurementTable:
-    """The concatenated tables of a configuration, without the programs of sealed networks.
+    """The concatenated tables of a configuration, and of further ``records``, without the programs of sealed networks.
 
-    Parameters
-    ----------
-    config : TrainConfig
-    public_data : path, optional
-        Folder of the public tables.
-    records : sequence of path
-        Further tables.
-    keep_sealed : bool
-        Keep programs that ``splits.parquet`` beside the records seals. Only the benchmark that evaluates the sealed
-        networks sets it, and it trains on none of them (:mod:`cdmpp.data.split_file`).
-
-    Raises
-    ------
-    DataError
-        The public folder is missing, a file cannot be read, or no table is named.
+    ``keep_sealed`` keeps programs that ``splits.parquet`` beside the records seals. Only the benchmark that evaluates
+    the sealed networks sets it, and it trains on none of them (:mod:`cdmpp.data.split_file`).
     """
     paths = (*config.data.records, *records)
     tables = [load_table(path) for path in paths]
@@ -87,35 +74,18 @@ def train_model(
     on: str = "cpu",
     trained: Path | None = None,
 ) -> dict[str, Any]:
-    """Train, calibrate, evaluate on the test part, write the model folder.
+    """Train, calibrate, evaluate on the test part, write the model folder ``out``, which is replaced when it exists.
 
-    Parameters
-    ----------
-    config : TrainConfig
-    out : path
-        Model folder to write (replaced when it exists).
-    run : path, optional
-        Folder of the checkpoint and ``metrics.jsonl``; default ``runs/<name>``. An interrupted run there is
-        continued; a finished one is only evaluated and written again.
-    public_data : path, optional
-        Folder of the public tables; the environment's CDMPP_PUBLIC_DATA otherwise.
-    records : sequence of path
-        Further tables.
-    progress : callable, optional
-        Called with (step, steps, metrics) every 50 steps.
-    ranks : Ranks
-        Processes that share the training (:func:`cdmpp.train.ranks.process_group`). The first rank calibrates,
-        evaluates and writes.
-    on : {"cpu", "cuda"}
-        Device that trains.
-    trained : Path, optional
-        Folder with the weights that :mod:`cdmpp.train.loop` trained elsewhere; nothing is trained here then.
+    ``run`` is the folder of the checkpoint and ``metrics.jsonl``; default ``runs/<name>``. An interrupted run there is
+    continued; a finished one is only evaluated and written again. ``public_data`` is the folder of the public tables
+    (default: the environment's CDMPP_PUBLIC_DATA), ``records`` are further tables. ``progress`` is called with (step,
+    steps, metrics) every 50 steps. ``ranks`` are processes that share the training
+    (:func:`cdmpp.train.ranks.process_group`); the first one calibrates, evaluates and writes. ``on``, "cpu" or "cuda",
+    is the device that trains. ``trained``: folder with the weights that :mod:`cdmpp.train.loop` trained elsewhere;
+    nothing is trained here then.
 
-    Returns
-    -------
-    dict
-        ``model_id``, ``out``, ``split`` (:attr:`Dataset.split`), ``train``, ``calibration`` and ``metrics`` (see
-        :func:`error_table`); empty on all ranks but the first.
+    Returns ``model_id``, ``out``, ``split`` (:attr:`Dataset.split`), ``train``, ``calibration`` and ``metrics`` (see
+    :func:`error_table`); empty on all ranks but the first.
     """
     run = Path(run) if run is not None else Path("runs") / config.name
     sealed = check_start(config, sealed_networks((*config.data.records, *records)))

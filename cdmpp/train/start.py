@@ -29,15 +29,9 @@ _FREE = ("dropout", "schedule_version")
 def start_from(folder: Path, network: LatencyNetwork, dataset: Dataset, config: TrainConfig) -> None:
     """Set the network's weights to those of a trained model.
 
-    The model may have been trained with fewer input columns and with other devices (:mod:`cdmpp.model.nn.weights`).
-    The scalers of new columns stay as they were fitted to the dataset.
-
-    Raises
-    ------
-    ArtifactError
-        The folder holds no trained model, is damaged, or its manifest does not name its columns.
-    DataError
-        The model has another network, or was trained on rows that this run holds out.
+    The model may have been trained with fewer input columns and with other devices (:mod:`cdmpp.model.nn.weights`). The
+    scalers of new columns stay as they were fitted to the dataset. A damaged folder is an ArtifactError; a model with
+    another network, or trained on rows that this run holds out, is a DataError.
     """
     manifest = read_manifest(folder)
     check_seal(folder, manifest)
@@ -73,23 +67,11 @@ def start_from(folder: Path, network: LatencyNetwork, dataset: Dataset, config: 
 
 
 def check_start(config: TrainConfig, sealed: Sequence[str]) -> list[str]:
-    """Refuse a start from a model that may have been trained on programs of sealed networks.
+    """Refuse a start from a model that may have been trained on programs of sealed networks: its manifest does not say
+    that they were sealed, nor does ``start_has_seen`` name them.
 
-    Parameters
-    ----------
-    config : TrainConfig
-    sealed : sequence of str
-        Networks that the run's data seal (:mod:`cdmpp.data.split_file`).
-
-    Returns
-    -------
-    list of str
-        The networks that neither the run nor its start has seen.
-
-    Raises
-    ------
-    DataError
-        The model's manifest does not say that these networks were sealed, nor does ``start_has_seen`` name them.
+    ``sealed``: networks that the run's data seal (:mod:`cdmpp.data.split_file`). Returns those that neither the run nor
+    its start has seen.
     """
     start, known = config.optimiser.start_from, config.optimiser.start_has_seen
     if start is None or not sealed:

@@ -26,15 +26,8 @@ MAX_COMPARED = 31
 def epoch_order(
     index: Array, weight: Array, seed: int, epoch: int, *, group: Array | None = None, together: int = 1
 ) -> Array:
-    """Rows of one epoch in a seeded order; a row of weight 2.5 occurs two or three times.
-
-    Parameters
-    ----------
-    index, weight : (rows,)
-        Rows and their mean number of draws.
-    group : (rows,) int, optional
-        Rows of one group are drawn in blocks of up to ``together``; those of group -1 individually.
-    """
+    """Rows of one epoch in a seeded order; a row of ``weight``, its mean number of draws, 2.5 occurs two or three
+    times. Rows of one ``group`` are drawn in blocks of up to ``together``; those of group -1 individually."""
     rng = np.random.default_rng([seed, 2, epoch])
     times = np.floor(weight + rng.random(len(weight))).astype(np.int64)
     chosen = np.repeat(np.arange(len(index)), times)
@@ -52,12 +45,8 @@ def epoch_order(
 
 
 def pairs_within(group: Array) -> tuple[Array, Array]:
-    """Pairs of rows of one group (not -1), each pair once; in a large group, pairs of close rows only.
-
-    Returns
-    -------
-    first, second : (pairs,) int64
-    """
+    """Pairs of rows of one group (not -1), each pair once, as two arrays (pairs,); in a large group, pairs of close
+    rows only."""
     order = np.argsort(group, kind="stable")
     order = order[group[order] >= 0]
     pairs = [(order[:0], order[:0])]
@@ -70,14 +59,8 @@ def pairs_within(group: Array) -> tuple[Array, Array]:
 
 
 class Objective:
-    """The loss of a batch: error of point and quantiles, and optional ranking and domain terms.
-
-    Parameters
-    ----------
-    job : TrainingJob
-    inputs : NetworkInputs
-        Inputs with the job's store and devices.
-    """
+    """The loss of a batch: error of point and quantiles, and optional ranking and domain terms. ``inputs`` have the
+    job's store and devices."""
 
     def __init__(self, job: TrainingJob, inputs: NetworkInputs) -> None:
         self.job, self.inputs = job, inputs
@@ -95,21 +78,10 @@ class Objective:
     ) -> Tensor:
         """Loss of rows in :meth:`ProgramStore.order`; on several ranks this rank's part, and the parts add up.
 
-        Parameters
-        ----------
-        network : LatencyNetwork
-        rows : LabelledRows
-        tasks : (rows,) int
-            :attr:`TrainingJob.task` of the rows.
-        device : (rows,) int
-            Index in the embedding of each row's device.
-        step : int
-            Step number, part of the seed of random draws.
-        multiple : int
-            See :meth:`cdmpp.model.nn.network.LatencyNetwork.encode_parts`.
-        ranks : Ranks
-            Processes that divide the rows. Random draws are of the whole batch, so they do not depend on it. Ranking
-            and domain loss are of the whole batch, too.
+        ``tasks`` is :attr:`TrainingJob.task` of the rows, ``device`` the index of each row's device in the embedding;
+        ``step`` is part of the seed of random draws; ``multiple``: see
+        :meth:`cdmpp.model.nn.network.LatencyNetwork.encode_parts`. ``ranks`` divide the rows. Random draws are of the
+        whole batch, so they do not depend on it. Ranking and domain loss are of the whole batch, too.
         """
         opt = self.job.optimiser
         figures, virtual = self.inputs.device_matrix[rows.device], np.zeros(len(rows), dtype=bool)

@@ -65,28 +65,15 @@ class MeasuredQueries:
 
 @dataclass(frozen=True)
 class Checked:
-    """A residual process, and the share of its correction that cross-validation supports.
-
-    Attributes
-    ----------
-    process : ResidualProcess
-    weight : float
-        One of :data:`WEIGHTS`, or 0 where none of them has a smaller error than the base.
-    before, after : float
-        Mean relative error of the base on the k measurements, and of the model with ``weight`` when each is left
-        out; equal where ``weight`` is 0.
-    whole : float
-        Error of the whole correction when each measurement is left out; ``before`` where none can be left out.
-    width : float
-        Factor on the intervals.
-    """
+    """A residual process, and the share of its correction that cross-validation supports."""
 
     process: ResidualProcess
-    weight: float
-    before: float
+    weight: float  # one of :data:`WEIGHTS`, or 0 where none of them has a smaller error than the base
+    before: float  # mean relative error of the base on the k measurements
+    # error of the model with ``weight`` when each measurement is left out; ``before`` where ``weight`` is 0
     after: float
-    whole: float
-    width: float
+    whole: float  # error of the whole correction when each is left out; ``before`` where none can be left out
+    width: float  # factor on the intervals
 
 
 def fit_process(measured: MeasuredQueries, settings: ResidualSettings | None = None) -> Checked:
@@ -130,22 +117,14 @@ MAX_PROCESS_ROWS = 1000
 
 @dataclass(frozen=True)
 class Adaptation:
-    """An adapted model and the report of its adaptation.
+    """An adapted model and the report of its adaptation."""
 
-    Attributes
-    ----------
-    artifact : Artifact
-        The base with the adapter.
-    report : dict
-        ``device``, ``base_model_id``, ``model_id``; ``k`` (records used); ``selected`` (rows of the file,
-        where k were chosen); ``cross_validated`` (``before`` and ``after``: mean relative error on the used
-        measurements, each left out once); ``before`` and ``after`` (``overall``: the figures of
-        :func:`cdmpp.train.evaluation.tables.evaluate` on the remaining rows, of base and adapted model; None where
-        no row remains or all were used); ``weight``, ``families``, ``unsupported``,
-        ``warnings`` (``code`` and ``message`` each), ``seconds``.
-    """
-
-    artifact: Artifact
+    artifact: Artifact  # the base with the adapter
+    # ``device``, ``base_model_id``, ``model_id``; ``k`` (records used); ``selected`` (rows of the file, where k were
+    # chosen); ``cross_validated`` (``before`` and ``after``: mean relative error on the used measurements, each left
+    # out once); ``before`` and ``after`` (``overall``: the figures of :func:`cdmpp.train.evaluation.tables.evaluate` on
+    # the remaining rows, of base and adapted model; None where no row remains or all were used); ``weight``,
+    # ``families``, ``unsupported``, ``warnings`` (``code`` and ``message`` each), ``seconds``
     report: dict[str, Any]
 
 
@@ -161,31 +140,12 @@ def adapt(
     progress: Callable[[int], None] | None = None,
     known: Survey | None = None,
 ) -> Adaptation:
-    """Adapt a model to the device of some records.
+    """Adapt a base model, not adapted yet, to the device of some records.
 
-    Parameters
-    ----------
-    artifact : Artifact
-        Base model, not adapted yet.
-    records : DeviceRecords
-    k : int, optional
-        Number of records to choose, without reading latencies; the error on the remaining ones is reported.
-        Default: all records are used.
-    sampler : {"kmeans", "random", "variance"}
-    seed : int
-    settings : ResidualSettings, optional
-    progress : callable, optional
-        Called with the number of records surveyed since the last call.
-    known : Survey, optional
-        :func:`cdmpp.train.adaptation.records.survey` of these records by this model, where it is at hand.
-
-    Raises
-    ------
-    DataError
-        ``k`` is larger than the usable records; the records contradict the device's specification; no program
-        can be encoded.
-    ArtifactError
-        The model is adapted already.
+    ``k`` records are chosen by ``sampler`` ("kmeans", "random" or "variance"), without reading latencies, and the error
+    on the remaining ones is reported; by default all are used. ``progress`` is called with the number of records
+    surveyed since the last call. ``known``: :func:`cdmpp.train.adaptation.records.survey` of these records by this
+    model, where it is at hand. Records that contradict the device's specification are an error.
     """
     started = time.monotonic()
     if "base" in artifact.manifest:
@@ -347,13 +307,8 @@ def _consistent(
 
 
 def answers_after(made: Artifact, known: Survey) -> tuple[Array, Array, Array]:
-    """Predictions of the adapted model for every surveyed query, computed from those of the base.
-
-    Returns
-    -------
-    point, levels, factor
-        Fields of :class:`cdmpp.model.raw_predictions.RawPredictions`, per query of the survey.
-    """
+    """Point, levels and factor (:class:`cdmpp.model.raw_predictions.RawPredictions`) of the adapted model for every
+    surveyed query, computed from those of the base."""
     adapter = made.adapter
     assert adapter is not None
     if not adapter.weight:

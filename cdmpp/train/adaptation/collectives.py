@@ -29,26 +29,11 @@ MAX_MEASUREMENTS = 400
 def adapt_collectives(
     artifact: Artifact, records: DeviceRecords, rows: Array, *, k: int | None, seed: int, warnings: list[Warning_]
 ) -> tuple[Artifact, dict[str, Any]]:
-    """Correct the model of collectives by rows of one device.
+    """Correct the model of collectives by ``rows`` (n,) of one device, all of them collectives; returns what
+    :class:`cdmpp.train.adaptation.adapt.Adaptation` has.
 
-    Parameters
-    ----------
-    rows : (n,) int
-        Rows of the records' table, all of them collectives.
-    k : int, optional
-        Number of rows to choose, without reading latencies (:mod:`cdmpp.model.collectives.few`).
-
-    Returns
-    -------
-    artifact, report
-        As :class:`cdmpp.train.adaptation.adapt.Adaptation` has them.
-
-    Raises
-    ------
-    DataError
-        ``k`` exceeds the rows; the rows contradict the device's specification.
-    ArtifactError
-        There is no model of collectives.
+    ``k``: number of rows to choose, without reading latencies (:mod:`cdmpp.model.collectives.few`). Rows that
+    contradict the device's specification are an error.
     """
     started = time.monotonic()
     model = collectives_of(artifact)

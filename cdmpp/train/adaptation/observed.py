@@ -33,11 +33,7 @@ def last_change(log_ratio: Array) -> int:
 
     Splits the sequence where the squared deviation from two means is smallest, as long as the means differ by
     :data:`CHANGE_ERRORS` standard errors (Welch) and by :data:`CHANGE_SIZE`, and continues with the newer part.
-
-    Parameters
-    ----------
-    log_ratio : (n,)
-        log(measured / predicted) in the order of measurement, oldest first.
+    ``log_ratio`` is log(measured / predicted) in the order of measurement, oldest first.
     """
     values, start = np.asarray(log_ratio, float), 0
     while len(values) - start >= 2 * SEGMENT:
@@ -67,36 +63,19 @@ Row = TypeVar("Row", bound=Mapping[str, Any])
 
 @dataclass(frozen=True)
 class ObservedRecords:
-    """Observations of a device since its last change.
-
-    Attributes
-    ----------
-    records : list of Measurement
-    since : float
-        Unix time of the first observation that was considered.
-    count : int
-        Number of observations that were read.
-    before_change : int
-        Number of those from before the last change, which are not used.
-    unusable : Counter of str
-        Code of the error to number of observations since then whose program is not known or cannot be read.
-    """
+    """Observations of a device since its last change."""
 
     records: list[Measurement]
-    since: float
-    count: int
-    before_change: int
+    since: float  # Unix time of the first observation that was considered
+    count: int  # number of observations that were read
+    before_change: int  # number of those from before the last change, which are not used
+    # Code of the error to number of observations since then whose program is not known or cannot be read.
     unusable: Counter[str]
 
 
 def observed_records(rows: Sequence[Row]) -> ObservedRecords:
-    """Records of the observations of one device, newest first, as ``GET /observations`` lists them.
-
-    Raises
-    ------
-    DataError
-        There are no observations, or none since the last change has a known program.
-    """
+    """Records of the observations of one device, newest first, as ``GET /observations`` lists them. None, or none since
+    the last change with a known program, is a DataError."""
     if not rows:
         raise DataError("the service has no observations of this device", hint="POST /observe reports measurements")
     since = current(rows)

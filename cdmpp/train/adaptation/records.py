@@ -44,26 +44,13 @@ Records = str | PathLike[str] | MeasurementTable | Sequence[Pair] | Sequence[Mea
 
 @dataclass(frozen=True)
 class DeviceRecords:
-    """Rows of one device.
+    """Rows of one device."""
 
-    Attributes
-    ----------
-    table : MeasurementTable
-        All rows, with ``device`` as their device.
-    device : DeviceSpec
-    origin : (rows of the table,) int
-        Row number in the file (0-based, without the header) of each row.
-    usable : int
-        Rows of the table that have a latency and can be predicted, ordered by program.
-    unsupported : Counter of str
-        Reason to number of the other rows.
-    """
-
-    table: MeasurementTable
+    table: MeasurementTable  # all rows, with ``device`` as their device
     device: DeviceSpec
-    origin: Array
-    usable: Array
-    unsupported: Counter[str]
+    origin: Array  # (rows of the table,): row number in the file, 0-based, without the header
+    usable: Array  # rows of the table that have a latency and can be predicted, ordered by program
+    unsupported: Counter[str]  # reason to number of the other rows
 
     @property
     def specs(self) -> dict[str, DeviceSpec]:
@@ -79,26 +66,12 @@ def device_records(
     protocol: str = DEFAULT_PROTOCOL,
     framework: str | None = None,
 ) -> DeviceRecords:
-    """The rows to adapt a model to.
+    """The rows to adapt a model to; ``protocol`` and ``framework`` are those of (program, latency_s) pairs.
 
-    Parameters
-    ----------
-    records : path, MeasurementTable, sequence of (program, latency_s), or sequence of Measurement
-    device : DeviceSpec, str or None
-        None: the one device that the records name. A name: rows of that device, or all rows where the
-        records name none. A specification: rows of that name or with those figures; where there are none
-        and the records name at most one device, all rows are taken to be of this one.
-    artifact : Artifact
-        Knows devices that no table has.
-    protocol, framework : str
-        Of (program, latency_s) pairs.
-
-    Raises
-    ------
-    DataError
-        The records name several devices, or another one; no row can be used; a table cannot be read.
-    UnknownDeviceError
-        The device, as named or as the records name it, is not known.
+    ``device`` None: the one device that the records name. A name: rows of that device, or all rows where the records
+    name none; ``artifact`` knows devices that no table has. A specification: rows of that name or with those figures;
+    where there are none and the records name at most one device, all rows are taken to be of this one. Records of
+    several devices, or of another one, are an error.
     """
     table = as_table(records, protocol, framework)
     if not len(table):
@@ -116,13 +89,7 @@ def device_records(
 
 
 def as_table(records: Records, protocol: str, framework: str | None) -> MeasurementTable:
-    """Records of any form as a table.
-
-    Raises
-    ------
-    DataError
-        A path cannot be read, or a pair is not (program, latency) (the message counts from 0).
-    """
+    """Records of any form as a table. Errors count pairs from 0."""
     if isinstance(records, MeasurementTable):
         return records
     if isinstance(records, str | PathLike):
@@ -136,13 +103,7 @@ def as_table(records: Records, protocol: str, framework: str | None) -> Measurem
 def measurement(
     program: TensorProgram, latency_s: float, protocol: str = DEFAULT_PROTOCOL, framework: str | None = None
 ) -> Measurement:
-    """A program and its latency, without a device.
-
-    Raises
-    ------
-    DataError
-        Protocol or framework are not known.
-    """
+    """A program and its latency, without a device."""
     for what, value, known in (("protocol", protocol, PROTOCOLS), ("framework", framework, FRAMEWORKS)):
         if value is not None and value not in known:
             raise DataError(f"{what} {value!r} is not known", hint="one of: " + ", ".join(known))
@@ -215,35 +176,20 @@ def _same_figures(table: MeasurementTable, spec: DeviceSpec) -> Array:
 
 @dataclass(frozen=True)
 class Survey:
-    """Base predictions per distinct query; a row is one measurement of a query.
+    """Base predictions per distinct query; a row is one measurement of a query."""
 
-    Attributes
-    ----------
-    rows : (n,) int
-        Rows of the records' table that the model can predict.
-    query : (n,) int
-        Query of each row.
-    point, levels, factor, score : per query
-        Point, quantiles, factor and coverage of :class:`cdmpp.model.raw_predictions.RawPredictions`, of the base.
-    roofline_s : per query
-        max(arithmetic at peak, traffic at full bandwidth).
-    features : AdapterFeatures
-        Adapter features per query.
-    names : Names
-    lost : int
-        Number of rows whose program cannot be encoded.
-    """
-
-    rows: Array
-    query: Array
+    rows: Array  # (n,): rows of the records' table that the model can predict
+    query: Array  # (n,): query of each row
+    # per query, as the next three: point, quantiles, factor and coverage of
+    # :class:`cdmpp.model.raw_predictions.RawPredictions`
     point: Array
     levels: Array
     factor: Array
     score: Array
-    roofline_s: Array
-    features: AdapterFeatures
+    roofline_s: Array  # per query: max(arithmetic at peak, traffic at full bandwidth)
+    features: AdapterFeatures  # per query
     names: Names
-    lost: int
+    lost: int  # number of rows whose program cannot be encoded
 
 
 def survey(
@@ -252,13 +198,7 @@ def survey(
     cache: FeatureCache,
     progress: Callable[[int], None] | None = None,
 ) -> Survey:
-    """Predict every record of a device with the base model; latencies are not read.
-
-    Raises
-    ------
-    DataError
-        No program can be encoded.
-    """
+    """Predict every record of a device with the base model; latencies are not read."""
     maker = FeatureMaker(pipeline.artifact.weights)
     rows: list[Array] = []
     query: list[Array] = []
@@ -314,19 +254,8 @@ def warning(code: str, message: str) -> Warning_:
 
 
 def check_physics(device: str, latency_s: Array, roofline_s: Array) -> None:
-    """Raise when most records are faster than physically possible.
-
-    Parameters
-    ----------
-    device : str
-    latency_s, roofline_s : (k,)
-        Measured; max(arithmetic at peak, traffic at full bandwidth).
-
-    Raises
-    ------
-    DataError
-        More than half are faster than :data:`FASTER` times the roofline.
-    """
+    """Raise a DataError if more than half of the measured ``latency_s`` (k,) are faster than :data:`FASTER` times the
+    roofline: max(arithmetic at peak, traffic at full bandwidth)."""
     faster = latency_s * FASTER < roofline_s
     if faster.mean() > 0.5:
         by = float(np.median(roofline_s[faster] / latency_s[faster]))
@@ -353,13 +282,7 @@ def protocol_warnings(protocols: Sequence[str]) -> list[Warning_]:
 
 
 def family_warnings(measured: Array, queried: Array) -> list[Warning_]:
-    """Families of operators with few measurements.
-
-    Parameters
-    ----------
-    measured, queried : int
-        Family codes of the measured queries, and of all queries to predict.
-    """
+    """Families of operators with few measurements, from the family codes of the measured and of all queries."""
     sparse = []
     for code in np.unique(queried).tolist():
         count = int((measured == code).sum())

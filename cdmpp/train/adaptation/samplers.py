@@ -45,41 +45,20 @@ def choose(
     *,
     standardise: bool = True,
 ) -> Array:
-    """Choose rows to measure from features that are known before measuring.
+    """Choose ``k`` rows to measure from features that are known before measuring; distinct row numbers in order of
+    choice, the most telling first (``kmeans``: of the largest cluster).
 
-    Rows with equal features and family are one program; all distinct programs are chosen before any is repeated.
+    Rows with equal features and family are one program; all distinct programs are chosen before any is repeated. The
+    same seed chooses the same programs, in whatever order the rows come (``random``: the same row numbers).
 
-    Parameters
-    ----------
-    sampler : {"kmeans", "random", "variance"}
-        ``kmeans``: the row nearest to each centre, with every family represented where possible.
-        ``variance``: greedily the row that most reduces the posterior variance summed over all rows; after
-        :data:`MAX_VARIANCE_ROWS` rows at random.
-        ``random``: without replacement, with equal probability.
-    features : float, (rows, columns)
-        Finite.
-    families : int, (rows,)
-        Code of each row's operator family.
-    k : int
-        At least 1, at most ``rows``.
-    seed : int
-        Not negative. The same seed chooses the same programs, in whatever order the rows come (``random``:
-        the same row numbers).
-    kernel : callable, optional
-        Prior covariance for ``variance``; by default what docs/accuracy.md calls the constant, the family and
-        the shapes within a family.
-    standardise : bool
-        Scale each feature to unit variance.
+    - ``kmeans``: the row nearest to each centre, with every family represented where possible.
+    - ``variance``: greedily the row that most reduces the posterior variance summed over all rows; after
+      :data:`MAX_VARIANCE_ROWS` rows at random.
+    - ``random``: without replacement, with equal probability.
 
-    Returns
-    -------
-    int64 array, (k,)
-        Distinct row numbers in order of choice, the most telling first (``kmeans``: of the largest cluster).
-
-    Raises
-    ------
-    DataError
-        No such sampler, or ``k`` is out of its range.
+    ``features`` (rows, columns) are finite, ``families`` (rows,) the codes of operator families. ``kernel``: prior
+    covariance for ``variance``; by default what docs/accuracy.md calls the constant, the family and the shapes within a
+    family. ``standardise`` scales each feature to unit variance.
     """
     rows = len(features)
     if sampler not in SAMPLERS:
@@ -177,14 +156,8 @@ def _every_family(space: Array, families: Array, codes: Array, chosen: Array) ->
 
 
 def default_kernel(points: Array, families: Array) -> Kernel:
-    """Covariance of log errors: a part for all rows, one per family, one for similarity within a family.
-
-    Parameters
-    ----------
-    points : (rows, columns)
-        Standardised features.
-    families : int, (rows,)
-    """
+    """Covariance of log errors: a part for all rows, one per family, one for similarity within a family. ``points``
+    (rows, columns) are standardised features."""
 
     def covariance(a: Array, b: Array) -> Array:
         left, right = points[a], points[b]

@@ -45,27 +45,15 @@ LONGEST_S = 2.0
 
 @dataclass(frozen=True)
 class Selection(Generic[P]):
-    """Programs to measure, in order of choice.
-
-    Attributes
-    ----------
-    programs : tuple of OperatorSpec or StoredProgram
-    expected_s : float64 array
-        Predicted latency of each on the device, in seconds.
-    estimate_s : float
-        Estimated seconds to measure all of them (:func:`measuring_s`).
-    pool : int
-        Number of candidate programs.
-    left_out : Counter of str
-        Programs of the pool that could not be, by reason: "no PyTorch call" (only with ``framework="pytorch"``),
-        "memory" (not of TVM programs), "needs a GPU" (TVM programs with bound threads), "not sampled" (of a pool
-        larger than :data:`MAX_POOL`), "not predictable", "too long".
-    """
+    """Programs to measure, in order of choice."""
 
     programs: tuple[P, ...]
-    expected_s: Array
-    estimate_s: float
-    pool: int
+    expected_s: Array  # predicted latency of each on the device
+    estimate_s: float  # estimated seconds to measure all of them (:func:`measuring_s`)
+    pool: int  # number of candidate programs
+    # Programs of the pool that could not be, by reason: "no PyTorch call" (only with ``framework="pytorch"``), "memory"
+    # (not of TVM programs), "needs a GPU" (TVM programs with bound threads), "not sampled" (of a pool larger than
+    # :data:`MAX_POOL`), "not predictable", "too long".
     left_out: Counter[str]
 
 
@@ -80,15 +68,8 @@ def select(
     protocol: str = "kernel",
     framework: str = "",
 ) -> Selection[OperatorSpec]:
-    """Choose k operators of a pool to measure on a device.
-
-    The selection uses the same data as adaptation (:func:`cdmpp.train.adaptation.records.survey`), except latencies.
-
-    Raises
-    ------
-    DataError
-        ``k`` is larger than the number of candidates, or there are none.
-    """
+    """Choose k operators of a pool to measure on a device. The selection uses the same data as adaptation
+    (:func:`cdmpp.train.adaptation.records.survey`), except latencies."""
     measurable = [spec for spec in pool if framework != "pytorch" or not call_problem(spec.canonical())]
     limit = MEMORY_SHARE * device.memory_bytes if device.memory_bytes else UNKNOWN_MEMORY_BYTES
     fitting = [spec for spec in measurable if needed_bytes(spec, gpu=device.kind == "gpu") <= limit]
@@ -112,13 +93,7 @@ def select(
 def select_scheduled(
     artifact: Artifact, device: DeviceSpec, pool: Sequence[StoredProgram], k: int, *, sampler: str, seed: int
 ) -> Selection[StoredProgram]:
-    """Choose k TVM programs of a pool, by the features of the model's part for TVM programs.
-
-    Raises
-    ------
-    DataError
-        ``k`` is larger than the number of candidates, or there are none.
-    """
+    """Choose k TVM programs of a pool, by the features of the model's part for TVM programs."""
     runnable = [p for p in pool if device.kind == "gpu" or not any(tag in p.tvm_json for tag in _GPU_TAGS)]
     left_out = Counter({"needs a GPU": len(pool) - len(runnable)})
 

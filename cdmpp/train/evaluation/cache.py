@@ -33,15 +33,9 @@ _DIGEST_BYTES = 32
 
 
 class FeatureCache:
-    """One small file per program. An unreadable folder or file counts as empty.
-
-    Parameters
-    ----------
-    folder : Path, optional
-        Default: :func:`cdmpp.utils.cache.cache_dir`. Each feature schema and version has a subfolder.
-    schedule : bool
-        Features with the schedule's columns (``NetworkConfig.schedule``).
-    """
+    """One small file per program, by default below :func:`cdmpp.utils.cache.cache_dir`; each feature schema and version
+    has a subfolder. An unreadable folder or file counts as empty. ``schedule``: with the schedule's columns
+    (``NetworkConfig.schedule``)."""
 
     def __init__(self, folder: Path | None = None, *, schedule: bool = False) -> None:
         schema = f"{SCHEMA_HASH}-{SCHEDULE_HASH}" if schedule else SCHEMA_HASH

@@ -16,20 +16,12 @@ METRICS = ("n", "mape", "median_ape", "within_10", "within_20", "kendall_tau", "
 def measure(
     predicted: Float, measured: Float, lower: Float | None = None, upper: Float | None = None
 ) -> dict[str, Any]:
-    """Error of predicted against measured latencies, all in one unit.
+    """Error of predicted against measured latencies, (rows,), all in one unit; ``lower`` and ``upper`` are the 80 %
+    interval.
 
-    Parameters
-    ----------
-    predicted, measured : float64 array, (rows,)
-    lower, upper : float64 array, optional
-        The 80 % interval; without it ``coverage`` is None.
-
-    Returns
-    -------
-    dict
-        ``n``; ``mape`` and ``median_ape`` (mean and median of |predicted / measured - 1|), ``within_10``
-        and ``within_20`` (shares of rows), ``coverage`` (share of rows inside the interval): fractions, not
-        per cent; ``kendall_tau`` (tau-b). None where there are too few rows to say.
+    ``n``; ``mape`` and ``median_ape`` (mean and median of |predicted / measured - 1|), ``within_10`` and ``within_20``
+    (shares of rows), ``coverage`` (share of rows inside the interval): fractions, not per cent; ``kendall_tau``
+    (tau-b). None where there are too few rows to say, or no interval.
     """
     n = len(measured)
     if not n:
@@ -115,26 +107,16 @@ RANKING = ("task_kendall_tau", *(f"top{k}_score" for k in TOP), "ranked_groups")
 def rank(predicted: Float, measured: Float, group: Int, program: Int) -> dict[str, Any]:
     """Ranking metrics within groups, averaged over groups.
 
-    A group is one task on one device with all its measured programs (schedules). Groups with at least
-    :data:`MIN_PROGRAMS` distinct programs count, each with equal weight.
+    A group is one task on one device with all its measured programs (schedules); rows with a negative ``group`` (no
+    task) are ignored. Groups with at least :data:`MIN_PROGRAMS` distinct programs count, each with equal weight.
+    ``predicted`` may be a monotone function of latencies. Rows of one group and program are repeated measurements:
+    their median is used.
 
-    Parameters
-    ----------
-    predicted, measured : float64 array, (rows,)
-        Latencies, or a monotone function of them for ``predicted``; ``measured`` in one unit, > 0.
-    group : int array, (rows,)
-        Task and device of each row; rows with a negative value (no task) are ignored.
-    program : int array, (rows,)
-        Rows of one group and program are repeated measurements: their median is used.
-
-    Returns
-    -------
-    dict
-        ``ranked_groups``: how many groups have at least :data:`MIN_PROGRAMS` programs (and two different
-        latencies). Means over these: ``task_kendall_tau``, Kendall's tau-b, 0 where all predictions of a
-        group are equal; ``top1_score`` and ``top5_score``, the best measured latency of the group over
-        the best among the k programs predicted fastest (1.0: the best program is found). Equal
-        predictions are taken in a random order with a fixed seed. None where no group counts.
+    ``ranked_groups``: how many groups have at least :data:`MIN_PROGRAMS` programs (and two different latencies). Means
+    over these: ``task_kendall_tau``, Kendall's tau-b, 0 where all predictions of a group are equal; ``top1_score`` and
+    ``top5_score``, the best measured latency of the group over the best among the k programs predicted fastest (1.0:
+    the best program is found). Equal predictions are taken in a random order with a fixed seed. None where no group
+    counts.
     """
     rng = np.random.default_rng(0)
     taus: list[float] = []

@@ -25,12 +25,8 @@ CODES = {name: code for code, name in PART_NAMES.items()}
 def row_parts(artifact: Artifact, table: MeasurementTable) -> Array:
     """Part of every row by the split that the model was trained with, (n,) int8.
 
-    Rows of a device that the model held out are test rows. Programs of sealed networks are in no part.
-
-    Raises
-    ------
-    DataError
-        The model's manifest has no split, or its split is by network and the table names none.
+    Rows of a device that the model held out are test rows. Programs of sealed networks are in no part. A model without
+    a split, or with one by network where the table names none, is a DataError.
     """
     data = _split(artifact)
     if data.get("split") == "network":

@@ -35,26 +35,13 @@ _UNBOUND = _reason(unbound_error("the program", "its device"))
 
 @dataclass(frozen=True)
 class QueryPart:
-    """Part of the rows of a table.
+    """Part of the rows of a table."""
 
-    Attributes
-    ----------
-    index : (n,) int
-        Positions of the part's rows among the given rows.
-    batch : QueryBatch
-        Distinct queries of these rows: a query that was measured several times is computed once.
-    position : (n,) int
-        Position of each row's query in the batch.
-    failed : (m,) int
-        Positions among the given rows of those whose program cannot be encoded, or cannot run on the device.
-    reasons : list of str, length m
-    """
-
-    index: Array
-    batch: QueryBatch
-    position: Array
-    failed: Array
-    reasons: list[str]
+    index: Array  # (n,): positions of the part's rows among the given rows
+    batch: QueryBatch  # distinct queries of these rows: a query that was measured several times is computed once
+    position: Array  # (n,): position of each row's query in the batch
+    failed: Array  # (m,): positions of the given rows whose program cannot be encoded, or cannot run on the device
+    reasons: list[str]  # of the failed ones
 
 
 def query_parts(
@@ -66,18 +53,10 @@ def query_parts(
 ) -> Iterator[QueryPart]:
     """Rows of a table as queries.
 
-    Parameters
-    ----------
-    table : MeasurementTable
-    rows : (n,) int
-        Row numbers, ordered by ``table.program_key``. Each row is in exactly one part, in ``index`` or in
-        ``failed``.
-    cache : FeatureCache
-        Cache of programs given as TVM JSON; decides whether their schedule columns are computed.
-    specs : mapping, optional
-        Specifications by canonical device name that replace the table's.
-    half_type : callable
-        :meth:`cdmpp.model.inference.pipeline.InferencePipeline.half_type` where the batches are for ``forward``.
+    ``rows`` are row numbers, ordered by ``table.program_key``. Each row is in exactly one part, in ``index`` or in
+    ``failed``. ``cache`` is that of programs given as TVM JSON; it decides whether their schedule columns are computed.
+    ``specs``: specifications by canonical device name that replace the table's. ``half_type``:
+    :meth:`cdmpp.model.inference.pipeline.InferencePipeline.half_type` where the batches are for ``forward``.
     """
     keys = table.program_key[rows]
     device_names = sorted({table.device.names[code] for code in np.unique(table.device.codes[rows])})
@@ -110,22 +89,12 @@ def query_parts(
 
 @dataclass
 class _Chunk:
-    """Encoded programs of a table.
+    """Encoded programs of a table."""
 
-    Attributes
-    ----------
-    first : int
-        Program key in the table of the builder's first program.
-    builder : BatchBuilder
-    failed : dict of int to str
-        Why a program (key in the builder) cannot be encoded.
-    unbound : set of int
-        Programs given as TIR that no GPU can run (:mod:`cdmpp.features.bindings`).
-    """
-
-    first: int
+    first: int  # program key in the table of the builder's first program
     builder: BatchBuilder
-    failed: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)  # why a program (key in the builder) cannot be encoded
+    # programs given as TIR that no GPU can run (:func:`cdmpp.features.encode.unbound`)
     unbound: set[int] = field(default_factory=set)
 
     def finish(self) -> _Chunk:

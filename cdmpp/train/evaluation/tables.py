@@ -98,41 +98,22 @@ def evaluate(
     cache: FeatureCache | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-    """Errors of a model on measured tables.
+    """Errors of a model on measured tables, which are read one after the other: with a generator, one is in memory at a
+    time.
 
-    Parameters
-    ----------
-    model : Artifact or LatencyPredictor
-    tables : iterable of MeasurementTable
-        Tables are read one after the other; with a generator, one is in memory at a time.
-    devices : collection of str, optional
-        Only rows of these devices: names or aliases that cdmpp knows, or names as a table has them.
-    part : {"train", "validation", "test"}, optional
-        Only rows of this part of the split that the model was trained with.
-    cache : FeatureCache, optional
-        Cache of programs given as TVM JSON.
-    progress : callable, optional
-        Called with the number of rows done since the last call.
+    Only rows of ``devices`` count: names or aliases that cdmpp knows, or names as a table has them; and only rows of
+    this ``part`` ("train", "validation" or "test") of the split that the model was trained with. ``cache`` is that of
+    programs given as TVM JSON; ``progress`` is called with the number of rows done since the last call.
 
-    Returns
-    -------
-    dict
-        ``overall``: the figures of :func:`cdmpp.train.evaluation.metrics.measure` over all predicted rows, each row of
-        equal weight, and of :func:`cdmpp.train.evaluation.metrics.rank` where programs are schedules of tasks;
-        ``groups``: the same by ``source``, ``device`` and ``op``, the latter two as the file names them, and ``dtype``,
-        the element types ("float8_e4m3+block128", "" for TIR); ``parts``: predicted rows in the training, validation
-        and test part of the model's split (:mod:`cdmpp.train.evaluation.parts`), and how many of them it was trained
-        on, or None if the model names no split; ``unsupported``: how many rows (``n``) of which group were not
-        predicted, and the ``reason``: a code of :data:`cdmpp.data.table.UNSUPPORTED`, ``failed``, ``no_latency``,
-        ``latency_not_positive``, ``latency_not_believable`` (outside 1 ns to 10^6 s), or ``invalid_program`` with
-        what is wrong with the program. Every row is in one of the two.
-
-    Raises
-    ------
-    UnknownDeviceError
-        A name in ``devices`` that neither cdmpp nor any table knows.
-    DataError
-        ``part`` is unknown, or the model names no split.
+    ``overall``: the figures of :func:`cdmpp.train.evaluation.metrics.measure` over all predicted rows, each row of
+    equal weight, and of :func:`cdmpp.train.evaluation.metrics.rank` where programs are schedules of tasks; ``groups``:
+    the same by ``source``, ``device`` and ``op``, the latter two as the file names them, and ``dtype``, the element
+    types ("float8_e4m3+block128", "" for TIR); ``parts``: predicted rows in the training, validation and test part of
+    the model's split (:mod:`cdmpp.train.evaluation.parts`), and how many of them it was trained on, or None if the
+    model names no split; ``unsupported``: how many rows (``n``) of which group were not predicted, and the ``reason``:
+    a code of :data:`cdmpp.data.table.UNSUPPORTED`, ``failed``, ``no_latency``, ``latency_not_positive``,
+    ``latency_not_believable`` (outside 1 ns to 10^6 s), or ``invalid_program`` with what is wrong with the program.
+    Every row is in one of the two.
     """
     if part is not None and part not in CODES:
         raise DataError(f"unknown part {part!r}", hint="one of: " + ", ".join(CODES))
@@ -226,15 +207,8 @@ def _score(scores: _Scores, table: MeasurementTable, rows: Array, point: Array, 
 
 
 def overall(table: MeasurementTable, rows: Array, point: Array, levels: Array, factor: Array) -> dict[str, Any]:
-    """``overall`` of :func:`evaluate` from given predictions.
-
-    Parameters
-    ----------
-    rows : (n,) int
-        Rows of the table.
-    point, levels, factor : (n,), (n, len(LEVELS)), (n,)
-        Fields of :class:`cdmpp.model.raw_predictions.RawPredictions`, per row.
-    """
+    """``overall`` of :func:`evaluate` from given predictions of rows: the fields (n,), (n, len(LEVELS)) and (n,) of
+    :class:`cdmpp.model.raw_predictions.RawPredictions`."""
     scores = _Scores()
     _score(scores, table, rows, point, levels, factor)
     figures: dict[str, Any] = scores.result()["overall"]

@@ -40,15 +40,8 @@ def _block(inputs: int, outputs: int, *, activation: bool = True) -> list[nn.Mod
 
 
 class ReferenceNetwork(nn.Module):
-    """Leaves and devices to a transformed latency.
-
-    Parameters
-    ----------
-    leaves : int
-        Leaves that the flatten layer reads. It reads zeros in place of missing leaves, and none after the last.
-    layers, feed_forward, dropout : int, int, float
-        Of the encoder.
-    """
+    """Leaves and devices to a transformed latency. The flatten layer reads ``leaves`` leaves, zeros in place of missing
+    ones, and none after the last. The other options are of the encoder."""
 
     def __init__(self, leaves: int = LEAVES, layers: int = 11, feed_forward: int = 2048, dropout: float = 0.1) -> None:
         super().__init__()
@@ -67,12 +60,8 @@ class ReferenceNetwork(nn.Module):
     def latent(self, leaves: Sequence[Tensor], device: Tensor) -> Tensor:
         """The decoder's input (rows, 69), which the domain regularisers compare.
 
-        Parameters
-        ----------
-        leaves : sequence of (rows, leaves, 164)
-            Programs of one leaf count each; no leaf is padded in the encoder.
-        device : (rows, 8)
-            Of all rows, in the order of ``leaves``.
+        ``leaves``, each (rows, leaves, 164), are programs of one leaf count each; no leaf is padded in the encoder.
+        ``device``, (rows, 8), is of all rows, in the order of ``leaves``.
         """
         tokens = [(self.encoder(group) if group.shape[1] else group).flatten(1) for group in leaves]
         flat = torch.cat([nn.functional.pad(t, (0, self._flat - t.shape[1])) for t in tokens])
@@ -119,22 +108,13 @@ FIT_ROWS = 100_000
 
 @dataclass(frozen=True)
 class BoxCoxLabel:
-    """Standardised Box-Cox transform of the latency in seconds.
+    """Standardised Box-Cox transform of the latency in seconds."""
 
-    Attributes
-    ----------
-    exponent : float
-        Lambda of the transform; 0 is the logarithm.
-    mean, spread : float
-        Mean and standard deviation of the transformed training latencies.
-    lowest, highest : float
-        Log of the shortest and longest training latency; :meth:`decode` clips to them with a margin of 1, because
-        a transformed value may have no inverse.
-    """
-
-    exponent: float
-    mean: float
-    spread: float
+    exponent: float  # lambda of the transform; 0 is the logarithm
+    mean: float  # of the transformed training latencies
+    spread: float  # their standard deviation
+    # Log of the shortest and longest training latency; :meth:`decode` clips to them with a margin of 1, because a
+    # transformed value may have no inverse.
     lowest: float
     highest: float
 
@@ -169,15 +149,8 @@ def _transform(log_latency: Array, exponent: float) -> Array:
 
 
 def per_store_features(texts: Sequence[str], folder: Path | None = None, *, gpu: bool = False) -> list[Array]:
-    """:func:`cdmpp.programs.frontends.per_store.extract`, cached on disk, one file per set of programs.
-
-    Parameters
-    ----------
-    texts : sequence of str
-    folder : Path, optional
-        Cache folder; default: next to the evaluation's feature cache.
-    gpu : bool
-    """
+    """:func:`cdmpp.programs.frontends.per_store.extract`, cached on disk, one file per set of programs; the default
+    folder is next to the evaluation's feature cache."""
     names = [hashlib.sha256(text.encode()).hexdigest() for text in texts]
     digest = hashlib.sha256("".join([*names, "gpu" * gpu]).encode()).hexdigest()[:24]
     path = (folder or cache_dir() / "per-store") / f"{digest}.npz"
@@ -248,18 +221,11 @@ def device_row(device: DeviceSpec) -> list[float]:
 
 @dataclass(frozen=True)
 class ReferencePrograms:
-    """Programs by key in tensors of one leaf count each, normalised and with their positions.
+    """Programs by key in tensors of one leaf count each, normalised and with their positions."""
 
-    Attributes
-    ----------
-    leaves : dict of leaf count to (programs, leaf count, 164)
-    count, slot : (programs,) int
-        Leaf count of each key and its place in ``leaves``.
-    """
-
-    leaves: dict[int, torch.Tensor]
-    count: Array
-    slot: Array
+    leaves: dict[int, torch.Tensor]  # leaf count to (programs, leaf count, 164)
+    count: Array  # (programs,): leaf count of each key
+    slot: Array  # (programs,): its place in ``leaves``
 
     @staticmethod
     def of(features: Sequence[Array], positions: Sequence[Array], first_key: int, train: Array) -> ReferencePrograms:

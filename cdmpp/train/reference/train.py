@@ -42,22 +42,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class ReferenceModel:
-    """The original's network, its inputs and its label, as a baseline.
+    """The original's network, its inputs and its label, as a baseline; after :meth:`fit`, ``summary`` has steps,
+    samples and seconds.
 
-    Parameters
-    ----------
-    dataset : Dataset
-    config : TrainConfig
-        Configuration with a section ``reference``.
-    features, positions : list of float32 array (stores, 164), list of int array (stores,)
-        PerStoreFeature of the programs ``first_key ..`` and the rows' positions in the AST.
-    first_key : int
-        Key of the first program that is given as TIR.
-
-    Attributes
-    ----------
-    summary : dict
-        After :meth:`fit`: steps, samples, seconds.
+    ``features``, each (stores, 164), and ``positions``, each (stores,): PerStoreFeature of the programs given as TIR,
+    from key ``first_key`` on, and the rows' positions in the AST.
     """
 
     def __init__(
@@ -167,13 +156,7 @@ TENSORS = "reference.safetensors"
 
 
 def scheduled_features(table: MeasurementTable) -> tuple[list[Array], list[Array]]:
-    """PerStoreFeature of a table's programs and their positions.
-
-    Raises
-    ------
-    DataError
-        Some records are operators, which have no schedule.
-    """
+    """PerStoreFeature of a table's programs and their positions; operators, which have no schedule, are a DataError."""
     if table.programs:
         raise DataError(
             "the reference reads scheduled programs; the records hold operators",
@@ -187,17 +170,8 @@ def train_reference(
 ) -> dict[str, Any]:
     """Train the original, evaluate it and the baselines on the test part, write its folder.
 
-    The folder records the run and cannot be loaded for predictions: its manifest has ``"kind": "reference"``.
-
-    Returns
-    -------
-    dict
-        As :func:`cdmpp.train.run.train_model`, without a calibration: it has no intervals.
-
-    Raises
-    ------
-    DataError
-        The table holds operators, or nothing to train on.
+    The folder records the run and cannot be loaded for predictions: its manifest has ``"kind": "reference"``. Returns
+    what :func:`cdmpp.train.run.train_model` does, without a calibration: it has no intervals.
     """
     features = scheduled_features(table)
     dataset = make_dataset(table, config.data, schedule=config.network.schedule, every_part=True)
