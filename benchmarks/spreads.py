@@ -33,15 +33,8 @@ class Miss(NamedTuple):
 
 
 def needed(figures: Any, seconds: float, *, widest: bool = False) -> float:
-    """The residual with which an interval holds a measured duration.
-
-    Parameters
-    ----------
-    figures : (3,)
-        Point, lower and upper bound with a residual of 0.
-    widest : bool
-        Whether the wider of kernels and residual counts, not the root of their squares.
-    """
+    """The residual with which an interval holds a measured duration. ``figures``: point, lower and upper bound with a
+    residual of 0. ``widest``: whether the wider of kernels and residual counts, not the root of their squares."""
     point, lower, upper = np.log(np.asarray(figures) / seconds)
     bound = upper - point if point < 0 else point - lower
     beyond = float(point**2 if widest and abs(point) > bound else max(0.0, point**2 - bound**2))

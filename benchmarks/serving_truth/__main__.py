@@ -124,13 +124,7 @@ class PricedCell:
 
 
 def price(cell: Cell, config: LLMConfig, engine: EngineProfile, predictor: Remembering) -> PricedCell:
-    """Price a cell.
-
-    Raises
-    ------
-    CdmppError
-        It is not possible, or below the time in which the device reads the weights.
-    """
+    """Price a cell; a CdmppError if that is not possible, or below the time in which the device reads the weights."""
     device, request = lookup(cell.device), cell.request
     layout = Layout(request["tp"], 1, request.get("ep", 1), request.get("dp"))
     types = Types.of(config, request.get("dtype", "bfloat16"), request.get("weights"))

@@ -53,40 +53,20 @@ _KEYS += ["output_tokens", "ctx_requests", "ctx_kv", "decode_requests", "mean_de
 
 @dataclass(frozen=True)
 class Cell:
-    """A measured duration.
+    """A measured duration."""
 
-    Attributes
-    ----------
-    source : str
-        Kind of measurement, as tables name it.
-    engine : str
-        Name of the shipped profile.
-    config : str
-        Path of the model's configuration.
-    request : dict
-        Arguments of :func:`cdmpp.llm.estimate`; of a single step only those of layout and types.
-    name : {"total_s", "ttft_s", "tpot_s", "step_s"}
-    seconds : float
-    row : tuple
-        Keys of the source's row at fixed concurrency.
-    closed_loop : bool
-        ``tpot_s`` between the prefills of the other requests.
-    step : Prefill or Decode, optional
-        What a ``step_s`` is the time of.
-    """
-
-    source: str
-    engine: str
+    source: str  # kind of measurement, as tables name it
+    engine: str  # name of the shipped profile
     device: str
     model: str
-    config: str
-    request: dict[str, Any]
-    name: str
+    config: str  # path of the model's configuration
+    request: dict[str, Any]  # arguments of :func:`cdmpp.llm.estimate`; of a single step only those of layout and types
+    name: str  # total_s, ttft_s, tpot_s or step_s
     seconds: float
-    closed_loop: bool = False
-    step: Step | None = None
+    closed_loop: bool = False  # ``tpot_s`` between the prefills of the other requests
+    step: Step | None = None  # what a ``step_s`` is the time of
     lengths: tuple[int, ...] | None = field(default=None)
-    row: tuple[Any, ...] = ()
+    row: tuple[Any, ...] = ()  # keys of the source's row at fixed concurrency
 
     @property
     def batch(self) -> int:

@@ -76,12 +76,7 @@ class PredictedStep:
 def price(
     rows: Sequence[PublishedStep], predictor: LatencyPredictor, engine: EngineProfile | None = None
 ) -> PredictedStep:
-    """A layout with its predictions; recomputation that no row states is the least that fits.
-
-    Raises
-    ------
-    CdmppError
-    """
+    """A layout with its predictions; recomputation that no row states is the least that fits."""
     first = rows[0]
     engine = engine or load_training_engine(first.engine)
     choices = [first.options["recompute"]] if "recompute" in first.options else ["none", "selective", "full"]

@@ -77,34 +77,18 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class PublishedStep:
-    """A measured step.
-
-    Attributes
-    ----------
-    source, model : str
-    device : DeviceSpec
-    config : dict
-        The model's config.json.
-    options : dict
-        Keyword arguments of ``training_step``; without ``recompute`` where the table does not say what is recomputed.
-    tokens_per_s : float
-        Tokens per second and device.
-    engine : str
-    release : str
-        Release of the framework.
-    memory_bytes : float or None
-        Of the fullest device, where the table has it.
-    """
+    """A measured step."""
 
     source: str
     model: str
     device: DeviceSpec
-    config: dict[str, Any]
+    config: dict[str, Any]  # the model's config.json
+    # keyword arguments of ``training_step``; without ``recompute`` where the table does not say what is recomputed
     options: dict[str, Any]
-    tokens_per_s: float
+    tokens_per_s: float  # per device
     engine: str
-    release: str
-    memory_bytes: float | None = None
+    release: str  # of the framework
+    memory_bytes: float | None = None  # of the fullest device, where the table has it
 
     @property
     def seconds(self) -> float:

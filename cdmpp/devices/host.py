@@ -37,30 +37,17 @@ _NOISE = re.compile(r"\((r|tm|c)\)|@.*|\bcpu\b|\bprocessor\b|\b[0-9]+-core\b|\bw
 def host_device(
     threads: int, isa: str, bandwidth_bytes_per_s: float | None = None, *, cores: Sequence[int] | None = None
 ) -> DeviceSpec:
-    """Describe this machine's CPU as programs will use it.
+    """Describe this machine's CPU as programs will use it; a figure that cannot be found out is an InvalidDeviceError,
+    and none is ever made up.
 
-    Parameters
-    ----------
-    threads : int
-        Threads that a program may use: the specification's ``compute_units``.
-    isa : {"sse4.2", "avx2", "avx512", "neon"}
-        Widest instruction set that programs are compiled for: it decides about the lanes, and so the peak.
-    bandwidth_bytes_per_s : float, optional
-        Memory bandwidth; measured unless given (seconds; the machine should be idle).
-    cores : sequence of int, optional
-        The cores that the threads run on; the last of those this process may use otherwise.
+    ``threads`` that a program may use are the specification's ``compute_units``. ``isa`` ("sse4.2", "avx2", "avx512" or
+    "neon") is the widest instruction set that programs are compiled for: it decides about the lanes, and so the peak.
+    The memory bandwidth is measured unless given (seconds; the machine should be idle). ``cores`` that the threads run
+    on are by default the last of those this process may use.
 
-    Returns
-    -------
-    DeviceSpec
-        ``name`` depends on the CPU, ``threads`` and ``isa`` alone, as in ``intel-core-i7-12700h-1t-avx2``.
-        The clock is the highest that the operating system states; ``l2_bytes`` the last level of cache that
-        serves these cores, which other cores, on a virtual machine even other tenants, may share.
-
-    Raises
-    ------
-    InvalidDeviceError
-        The CPU lacks the instruction set, or a figure cannot be found out. None is ever made up.
+    ``name`` depends on the CPU, ``threads`` and ``isa`` alone, as in ``intel-core-i7-12700h-1t-avx2``. The clock is the
+    highest that the operating system states; ``l2_bytes`` the last level of cache that serves these cores, which other
+    cores, on a virtual machine even other tenants, may share.
     """
     if isa not in NEEDED_FLAGS:
         raise InvalidDeviceError(f"no instruction set {isa!r}", hint="one of: " + ", ".join(ISAS))

@@ -132,18 +132,11 @@ def path_of(
 ) -> Path:
     """The nodes and the link of any group of ranks: collectives, language models and plans all use this function.
 
-    Parameters
-    ----------
-    per_node : int or None
-        Ranks of the group on each node. None: as many as a node of the device holds. A group inside one NVLink domain
-        does not use the network, whatever this number is.
-    link : str or None
-        Canonical name; None for the device's own link.
-    shared : bool
-        Every byte crosses between nodes once (rings, trees), so that the adapters of a node work together. False for
-        transfers and all-to-all, where each rank has its own adapter.
-    span : int, optional
-        Number of consecutive devices over which the ranks are evenly spread; default: ``ranks``.
+    ``per_node``: ranks of the group on each node. None: as many as a node of the device holds. A group inside one
+    NVLink domain does not use the network, whatever this number is. ``link``: canonical name; None for the device's
+    own. ``shared``: every byte crosses between nodes once (rings, trees), so that the adapters of a node work together;
+    False for transfers and all-to-all, where each rank has its own adapter. ``span``: number of consecutive devices
+    over which the ranks are evenly spread; default: ``ranks``.
     """
     inside = link_of_device(device) if link is None else link_of_name(link)
     rate = inside.bandwidth_bytes_per_s

@@ -234,27 +234,11 @@ def lookup_board(name: str, others: Mapping[str, DeviceSpec] | None = None) -> D
 
 
 def lookup(name: str, others: Mapping[str, DeviceSpec] | None = None) -> DeviceSpec:
-    """Find a device of the table by its name or one of its aliases.
+    """Find a device of the table by its name or one of its aliases; case, punctuation and brand words do not matter.
 
-    Parameters
-    ----------
-    name : str
-        Case, punctuation and brand words do not matter.
-    others : mapping of str to DeviceSpec, optional
-        Devices that the table lacks, by their exact names: those that records or a model bring.
+    ``others``: devices that the table lacks, by their exact names: those that records or a model bring. A family name
+    that several boards share is unknown, too.
 
-    Returns
-    -------
-    DeviceSpec
-
-    Raises
-    ------
-    UnknownDeviceError
-        No such device, or a family name that several boards share. The message lists the nearest
-        names, the hint says how to pass a specification.
-
-    Examples
-    --------
     >>> lookup("Tesla T4").name
     't4'
     """

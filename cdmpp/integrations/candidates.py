@@ -39,13 +39,8 @@ class Candidate:
 
 
 class CandidateEncoder:
-    """Candidates of scheduled modules, cached by target and TVM's structural hash.
-
-    Attributes
-    ----------
-    failed : int
-        Number of distinct programs that could not be encoded.
-    """
+    """Candidates of scheduled modules, cached by target and TVM's structural hash; ``failed`` distinct programs could
+    not be encoded."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept

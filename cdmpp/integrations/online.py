@@ -85,13 +85,8 @@ class Learned:
 
 
 class OnlineResiduals:
-    """Residuals of one task's programs: learns from runs and corrects predictions.
-
-    Parameters
-    ----------
-    learned : Learned, optional
-        Earlier measurements.
-    """
+    """Residuals of one task's programs: learns from runs and corrects predictions. ``learned``: earlier
+    measurements."""
 
     def __init__(self, learned: Learned | None = None) -> None:
         self.learned = learned or Learned()
@@ -106,17 +101,8 @@ class OnlineResiduals:
         return Scales(*_FIRST) if self._process is None else self._process.scales
 
     def learn(self, rows: Array, base: Array, seconds: Sequence[float | None]) -> None:
-        """Add run results.
-
-        Parameters
-        ----------
-        rows : (n, columns)
-            Summaries of the programs.
-        base : (n,)
-            Predicted log seconds of the network.
-        seconds : sequence of float or None, length n
-            Measured seconds; None for a failed run.
-        """
+        """Add run results: summaries of the programs (n, columns), log seconds that the network predicted, and measured
+        seconds, None for a failed run."""
         before = self.learned
         good = [float(np.log(s)) for s in seconds if s is not None]
         slowest = max([*good, *before.log_s.tolist()], default=float(np.max(base)))
@@ -230,16 +216,8 @@ PICKS = 16
 
 
 class ResidualSpread:
-    """Covariance of the residuals of candidates, given observed programs.
-
-    Parameters
-    ----------
-    candidates : (n, columns)
-        Summaries of the candidates.
-    observed : (m, columns)
-        Summaries of programs that are measured, or picked for measuring.
-    scales : Scales
-    """
+    """Covariance of the residuals of candidates, given observed programs: measured, or picked for measuring. Both are
+    summaries, (n, columns) and (m, columns)."""
 
     def __init__(self, candidates: Array, observed: Array, scales: Scales) -> None:
         self._candidates, self._scales = candidates, scales
@@ -273,23 +251,9 @@ class ResidualSpread:
 def optimistic(log_s: Array, spread: ResidualSpread, explore: float, picks: int = PICKS) -> tuple[Array, list[int]]:
     """Predicted latencies less a multiple of their spread.
 
-    Parameters
-    ----------
-    log_s : (n,)
-        Log of the expected seconds.
-    spread : ResidualSpread
-        Of the n candidates; it is conditioned on the picks.
-    explore : float
-        Standard deviations that are subtracted.
-    picks : int
-        Number of candidates that are picked, at most.
-
-    Returns
-    -------
-    log_s : (n,)
-        Optimistic log seconds; those of candidates like a better one have less subtracted.
-    picked : list of int
-        Positions of the picks, in order.
+    ``log_s`` (n,) are expected seconds; ``spread`` of the n candidates is conditioned on the picks, ``picks`` at most;
+    ``explore`` standard deviations are subtracted. Returns optimistic log seconds (n,), where candidates like a better
+    one have less subtracted, and the positions of the picks, in order.
     """
     values, picked = np.array(log_s, dtype=float), list[int]()
     open_ = np.ones(len(values), dtype=bool)

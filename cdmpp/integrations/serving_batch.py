@@ -46,29 +46,13 @@ class EngineBatch:
 class StepPricer:
     """Seconds of the parts of batches.
 
-    Parameters
-    ----------
-    config : LLMConfig
-    layout : Layout
-    device : DeviceSpec or str
-    dtype, weights : str, str or None
-        As in :func:`cdmpp.llm.step_operators`.
-    kv_dtype : str, optional
-        Element type of the cache, where it differs from ``dtype``.
-    engine : str, path, mapping or EngineProfile
-        What the engine adds to its kernels; by default nothing but launches, for simulators that model the host.
-    framework : str, optional
-        Kernels of a profile that names none. Default: vllm.
-    cuda_graph : bool
-        Whether batches without a prefill are captured graphs.
-    predictor : Predictor, optional
-        Default: the shipped model, loaded once.
+    ``dtype``, ``weights`` and ``kv_dtype`` are those of :func:`cdmpp.llm.step_operators`. ``engine``: what the engine
+    adds to its kernels; by default nothing but launches, for simulators that model the host. ``framework`` has the
+    kernels of a profile that names none; default: vllm. ``cuda_graph``: whether batches without a prefill are captured
+    graphs. ``predictor`` is by default the shipped model, loaded once.
 
-    Attributes
-    ----------
-    price : callable
-        From an :class:`EngineBatch` to its :class:`cdmpp.llm.pricing.PricedStep`; the last results are kept.
-        Parts of the attention have names that end in ``_prefill`` or ``_decode``.
+    ``price`` makes of an :class:`EngineBatch` its :class:`cdmpp.llm.pricing.PricedStep`; the last results are kept.
+    Parts of the attention have names that end in ``_prefill`` or ``_decode``.
     """
 
     def __init__(
