@@ -25,30 +25,10 @@ from benchmarks.report.known import title
 
 #: Sources in the order of their panels.
 SOURCES = (
-    "neusight",
-    "aiconfigurator_gemm",
-    "aiconfigurator_attention",
-    "vidur",
-    "miopen",
-    "deepbench",
-    "cdmpp_collect",
-    "ansor",
-    "metaschedule",
-    "aiconfigurator_gemm_quantised",
-    "aiconfigurator_moe",
-    "aiconfigurator_mla",
-    "pipeweave_moe",
-    "pipeweave_gemm_fp8",
-    "tensile_gemm",
-    "aiter_gemm",
-    "aiter_moe",
-    "llmservingsim_layers",
-    "llmservingsim_attention",
-    "frontier",
-    "infersim",
-    "liger",
-    "cudnn_attention",
-    "cudnn_norms",
+    *("neusight", "aiconfigurator_gemm", "aiconfigurator_attention", "vidur", "miopen", "deepbench", "cdmpp_collect"),
+    *("ansor", "metaschedule", "aiconfigurator_gemm_quantised", "aiconfigurator_moe", "aiconfigurator_mla"),
+    *("pipeweave_moe", "pipeweave_gemm_fp8", "tensile_gemm", "aiter_gemm", "aiter_moe", "llmservingsim_layers"),
+    *("llmservingsim_attention", "frontier", "infersim", "liger", "cudnn_attention", "cudnn_norms"),
 )
 OURS = "#1f6f8b"
 

@@ -144,13 +144,7 @@ def readme_rows(results: Results, errors: dict[str, Any]) -> str:
         for name, m in sorted(shown.items(), key=lambda item: item[1]["mape"])
     )
     header = (
-        "held-out shapes on known devices",
-        "test rows",
-        "MAPE",
-        "median error",
-        "within 20 %",
-        "inside the 80 % interval",
-        "XGBoost MAPE",
-        "roofline MAPE",
+        *("held-out shapes on known devices", "test rows", "MAPE", "median error"),
+        *("within 20 %", "inside the 80 % interval", "XGBoost MAPE", "roofline MAPE"),
     )
     return table(header, rows)

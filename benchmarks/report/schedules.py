@@ -203,11 +203,7 @@ def _adapted(result: Mapping[str, Any]) -> Iterator[str]:
         for method, entry in methods.items()
     ]
     header = (
-        "left out",
-        "near twins in training",
-        "configuration",
-        "method",
-        "MAPE, not measured",
+        *("left out", "near twins in training", "configuration", "method", "MAPE, not measured"),
         f"MAPE, {count} measured",
         *_RANK_HEADERS,
     )

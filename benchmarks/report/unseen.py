@@ -212,13 +212,9 @@ def trust(results: Results) -> str:
                 ]
             )
     header = (
-        "devices left out",
-        "inside the 80 % interval, by source",
-        "the same after k = 40",
-        "AUC, with rows of known devices",
-        "AUC, rows of left-out devices alone",
-        "errors above 30 %: left-out devices",
-        "errors above 30 %: known devices",
+        *("devices left out", "inside the 80 % interval, by source", "the same after k = 40"),
+        *("AUC, with rows of known devices", "AUC, rows of left-out devices alone"),
+        *("errors above 30 %: left-out devices", "errors above 30 %: known devices"),
     )
     return "\n\n".join([*blocks, table(header, rows), _INTERVALS])
 

@@ -138,16 +138,8 @@ def _open_loop(data: Path, configs: Path, predictor: Predictor) -> Iterator[dict
 def pages(served: dict[str, Any]) -> dict[str, str]:
     """Parts of the page."""
     header = [
-        "engine",
-        "device",
-        "model",
-        "rows",
-        "time per token, mean error",
-        "bias",
-        "80 % interval covers",
-        "time to first token, median error",
-        "bias",
-        "80 % interval covers",
+        *("engine", "device", "model", "rows", "time per token, mean error"),
+        *("bias", "80 % interval covers", "time to first token, median error", "bias", "80 % interval covers"),
     ]
     rows = [
         [
@@ -165,14 +157,8 @@ def pages(served: dict[str, Any]) -> dict[str, str]:
     total = ["all", "", "", f"{served['answered']:,}", percent(served["tpot"]), "", percent(served["tpot_covered"], 0)]
     total += [percent(served["ttft_median"]), "", percent(served["ttft_covered"], 0)]
     header_open = [
-        "model",
-        "requests",
-        "time per token, measured",
-        "predicted",
-        "error",
-        "to first token, measured",
-        "predicted",
-        "error",
+        *("model", "requests", "time per token, measured", "predicted"),
+        *("error", "to first token, measured", "predicted", "error"),
     ]
     open_rows = []
     for row in served["open_loop"]:

@@ -184,15 +184,8 @@ def _latency(table: MeasurementTable, summary: dict[str, Any]) -> str:
             )
         )
     header = (
-        "device",
-        "records",
-        "range",
-        "median",
-        "spread, median",
-        "spread, 90 %",
-        "measured twice",
-        "noise, median",
-        "noise, 90 %",
+        *("device", "records", "range", "median", "spread, median"),
+        *("spread, 90 %", "measured twice", "noise, median", "noise, 90 %"),
     )
     note = (
         f"Spread is the interquartile range / median of the repeats of a record with at least {MIN_REPEATS} repeats. "

@@ -115,17 +115,9 @@ _BYTE_TYPES = ("int8", "uint8", "int4")
 _NO_FIGURES = ("name", "source", "aliases", "arch", "sustained", "status", "nominal_memory_bytes")
 #: Figures that are no part of :meth:`DeviceSpec.digest`: they were added after digests had been stored.
 LATER_FIGURES = (
-    "peak_flops_fp64",
-    "peak_flops_tf32_matrix",
-    "peak_flops_fp8_matrix",
-    "peak_flops_fp4_matrix",
-    "l2_bandwidth_bytes_per_s",
-    "sustained_clock_hz",
-    "matrix_flops_per_cycle_per_unit",
-    "link",
-    "ranks_per_node",
-    "network_bytes_per_s",
-    "nvlink_domain",
+    *("peak_flops_fp64", "peak_flops_tf32_matrix", "peak_flops_fp8_matrix", "peak_flops_fp4_matrix"),
+    *("l2_bandwidth_bytes_per_s", "sustained_clock_hz", "matrix_flops_per_cycle_per_unit", "link"),
+    *("ranks_per_node", "network_bytes_per_s", "nvlink_domain"),
 )
 
 

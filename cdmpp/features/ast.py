@@ -15,20 +15,8 @@ from cdmpp.features.affine import AffineRange, Num
 
 #: Kinds of arithmetic that are counted, per evaluation of the stored expression.
 OPERATIONS = (
-    "float_add",
-    "float_mul",
-    "float_fma",
-    "float_div",
-    "float_compare",
-    "float_math",
-    "float_cast",
-    "int_add",
-    "int_mul",
-    "int_div",
-    "int_compare",
-    "int_other",
-    "select",
-    "other_call",
+    *("float_add", "float_mul", "float_fma", "float_div", "float_compare", "float_math", "float_cast"),
+    *("int_add", "int_mul", "int_div", "int_compare", "int_other", "select", "other_call"),
 )
 
 

@@ -181,13 +181,8 @@ def reuse(t: Tables, where: Places, m: Moves, leaf: int, whole: float, made: Any
 
 
 STRIDE_MAGNITUDES = (
-    "gathered_loads",
-    "gathered_lines",
-    "broadcast_loads",
-    "scattered_stores",
-    "scattered_lines",
-    "vector_stride",
-    "vector_store_gathers",
+    *("gathered_loads", "gathered_lines", "broadcast_loads", "scattered_stores"),
+    *("scattered_lines", "vector_stride", "vector_store_gathers"),
 )
 
 

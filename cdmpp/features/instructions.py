@@ -51,45 +51,14 @@ LANES, REGISTERS = 8, 14
 UNROLL, MOVED = 150.0, 450.0
 
 CODE_MAGNITUDES = (
-    "vector_ops",
-    "vector_trips",
-    "vector_loads",
-    "vector_stores",
-    "chained_ops",
-    "bodies",
-    "library_calls",
-    "split_indices",
-    "branches",
-    "all_stores",
-    "odd_updates",
-    "accumulator_vectors",
-    "kept_over",
-    "loads_per_op",
-    "lanes",
-    "body",
-    "iterations",
-    "hoisted",
-    "inside",
-    "repeats",
-    "repeats_parallel",
-    "task_trips",
-    "regions",
+    *("vector_ops", "vector_trips", "vector_loads", "vector_stores", "chained_ops", "bodies", "library_calls"),
+    *("split_indices", "branches", "all_stores", "odd_updates", "accumulator_vectors", "kept_over", "loads_per_op"),
+    *("lanes", "body", "iterations", "hoisted", "inside", "repeats", "repeats_parallel", "task_trips", "regions"),
 )
 CODE_FLAGS = (
-    "vector_by_schedule",
-    "vector_by_compiler",
-    "contiguous_reads",
-    "gathered_reads",
-    "store_contiguous",
-    "store_scattered",
-    "accumulates_in_registers",
-    "register_pressure",
-    "promoted",
-    "imbalance_2",
-    "whole_vectors",
-    "vector_multiple",
-    "odd_rows",
-    "conditional",
+    *("vector_by_schedule", "vector_by_compiler", "contiguous_reads", "gathered_reads", "store_contiguous"),
+    *("store_scattered", "accumulates_in_registers", "register_pressure", "promoted", "imbalance_2"),
+    *("whole_vectors", "vector_multiple", "odd_rows", "conditional"),
 )
 
 
@@ -324,15 +293,8 @@ def whole_vector(extent: float) -> float:
 MOVED_ACCESSES = 450.0
 
 STRAIGHT_MAGNITUDES = (
-    "straight_stores",
-    "straight_accesses",
-    "straight_calls",
-    "straight_copies",
-    "again_inner",
-    "again_outer",
-    "ops_if_again",
-    "ops_if_moved",
-    "calls_if_again",
+    *("straight_stores", "straight_accesses", "straight_calls", "straight_copies", "again_inner"),
+    *("again_outer", "ops_if_again", "ops_if_moved", "calls_if_again"),
 )
 STRAIGHT_FLAGS = ("again_in_body",)
 
@@ -436,15 +398,8 @@ def straight_code(t: Tables, m: Moves, c: Code, s: Straight, leaf: int, out: Any
 DECODED, VECTOR_REGISTERS = 1536.0, 16.0
 
 TILE_MAGNITUDES = (
-    "tile_rows",
-    "tile_columns",
-    "live_vectors",
-    "spilled",
-    "body_code",
-    "straight_code",
-    "fetched_code",
-    "left_iterations",
-    "vector_ops_4",
+    *("tile_rows", "tile_columns", "live_vectors", "spilled", "body_code"),
+    *("straight_code", "fetched_code", "left_iterations", "vector_ops_4"),
 )
 TILE_FLAGS = ("tail_8", "tail_4")
 

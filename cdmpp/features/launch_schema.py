@@ -10,29 +10,10 @@ WARP, SECTOR_BYTES, BANKS, WORD_BYTES = 32, 32, 32, 4
 LAUNCH = ("kernel", "blocks", "threads", "vthreads", "local_words", "shared_bytes", "unroll_limit", "async_stages")
 #: Of a leaf, per thread (instructions) or per warp (sectors, cycles), over all trips.
 LEAF = (
-    "trips",
-    "float_ops",
-    "int_ops",
-    "slow_ops",
-    "tensor_ops",
-    "index_ops",
-    "loop_steps",
-    "global_loads",
-    "global_load_sectors",
-    "global_load_bytes",
-    "global_stores",
-    "global_store_sectors",
-    "shared_loads",
-    "shared_load_cycles",
-    "shared_stores",
-    "shared_store_cycles",
-    "barriers",
-    "spilled_words",
-    "accumulators",
-    "straight_body",
-    "global_vector_bytes",
-    "shared_vector_bytes",
-    "footprint_bytes",
+    *("trips", "float_ops", "int_ops", "slow_ops", "tensor_ops", "index_ops", "loop_steps", "global_loads"),
+    *("global_load_sectors", "global_load_bytes", "global_stores", "global_store_sectors", "shared_loads"),
+    *("shared_load_cycles", "shared_stores", "shared_store_cycles", "barriers", "spilled_words", "accumulators"),
+    *("straight_body", "global_vector_bytes", "shared_vector_bytes", "footprint_bytes"),
 )
 #: Shares from 0 to 1.
 GPU_FLAGS = ("active_lanes", "lane_use", "reduces", "overhang")

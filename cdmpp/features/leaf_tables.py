@@ -32,15 +32,8 @@ _O = {name: i for i, name in enumerate(OPERATIONS)}
 _ARITHMETIC = tuple(
     _O[name]
     for name in (
-        "float_add",
-        "float_mul",
-        "float_compare",
-        "float_div",
-        "select",
-        "float_cast",
-        "int_add",
-        "int_mul",
-        "int_compare",
+        *("float_add", "float_mul", "float_compare", "float_div", "select"),
+        *("float_cast", "int_add", "int_mul", "int_compare"),
     )
 )
 

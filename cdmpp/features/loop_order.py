@@ -23,20 +23,9 @@ _EACH = (512, 32768)
 LOOP_MAGNITUDES = (
     *(f"traffic_{c}" for c in CAPACITIES),
     *(f"{a}_traffic_{c}" for c in _EACH for a in _ACCESSES),
-    "working_set_1",
-    "working_set_2",
-    "working_set_3",
-    "working_set_4",
-    "accumulators",
-    "inner_reduce",
-    "next_reduce",
-    "inner_spatial",
-    "vector_extent",
-    "unrolled_body",
-    "launches",
-    "iterations_each",
-    "store_visits",
-    "outer_reduce",
+    *("working_set_1", "working_set_2", "working_set_3", "working_set_4", "accumulators"),
+    *("inner_reduce", "next_reduce", "inner_spatial", "vector_extent", "unrolled_body"),
+    *("launches", "iterations_each", "store_visits", "outer_reduce"),
 )
 LOOP_FLAGS = ("vector_align", "tile_align", "fully_unrolled", "inner_is_reduce", "inner_is_vector")
 
