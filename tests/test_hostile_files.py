@@ -42,7 +42,7 @@ from cdmpp.simulate.replay.parquet import read_parquet
 from cdmpp.simulate.traces.load import read_trace
 from cdmpp.train.config import load_config
 from cdmpp.train.job import TrainingJob
-from cdmpp.train.prepare import prepared_config
+from cdmpp.train.run import prepared_config
 from cdmpp.utils import files
 
 pytestmark = pytest.mark.timeout(120)

@@ -66,10 +66,9 @@ def train(
     _check_options(config, out, run, on, prepare, finish)
     from cdmpp.train.config import load_config
     from cdmpp.train.loop import device_of
-    from cdmpp.train.prepare import prepare as prepare_job
-    from cdmpp.train.prepare import prepared_config
     from cdmpp.train.ranks import Stopped, process_group
-    from cdmpp.train.run import train_model
+    from cdmpp.train.run import prepare as prepare_job
+    from cdmpp.train.run import prepared_config, train_model
 
     settings = load_config(config) if config is not None else prepared_config(cast(Path, finish))
     further = tuple(records or ())

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cdmpp.data.contradictions import contradicting_rows
-from cdmpp.data.host_bound import host_bound_rows
+from cdmpp.data.contradictions import contradicting_rows, host_bound_rows
 from cdmpp.data.labels import Labels, Mask
 from cdmpp.errors import UnknownDeviceError
 from cdmpp.programs.attention import Attention
@@ -45,7 +44,7 @@ EXCLUDED = {
     "weights_not_read": "an expert layer of aiconfigurator_moe with weights over 4 x L2, faster than the memory "
     "delivers them (power-law routing: than twice its bandwidth): probably not all experts ran",
     "host_bound": "host time: it does not grow with the work, and other frameworks are several times faster on the "
-    "device (cdmpp.data.host_bound)",
+    "device (cdmpp.data.contradictions)",
     "contradicts_sibling": "slower than on a device of the same chip, and than its own 16-bit form, by more than half: "
     "not the kernel that the framework runs (cdmpp.data.contradictions)",
     "slower_kernel": "an expert layer of aiconfigurator_moe that its framework also ran faster, with another kernel",
@@ -62,36 +61,23 @@ DOUBTFUL_EXPERTS, EXPERTS_BEYOND_L2 = "aiconfigurator_moe", 4.0
 L2_SPEED = 5.0
 UNSTATED_L2 = 128e6  # bytes, for a device whose specification states no L2 cache
 FAST_FACTOR = 0.1  # winograd and reads from cache reach 0.2 to 0.5
+#: Operations for each element of the result, of operators without products.
 _PER_ELEMENT = {
-    "softmax": 5.0,
-    "layernorm": 8.0,
-    "rmsnorm": 4.0,
-    "fused_add_rms_norm": 5.0,
-    "rmsnorm_backward": 11.0,
-    "layernorm_backward": 14.0,
-    "softmax_cross_entropy": 5.0,
-    "reduce_mean": 1.0,
-    "silu_and_mul": 5.0,
-    "gelu": 8.0,
-    "tanh": 6.0,
-    "sigmoid": 4.0,
-    "silu": 5.0,
-    "pow": 8.0,
-    "pow_scalar": 8.0,
-    "erf": 6.0,
-    "exp": 4.0,
-    "log": 4.0,
-    "sqrt": 2.0,
-    "copy": 0.0,
-    "embedding": 0.0,
-    "rotary_embedding": 3.0,
-    "kv_cache_save": 0.0,
-    "moe_gating": 5.0,
-    "moe_shuffle": 0.0,
-    "argmax": 1.0,
-    "batch_norm": 2.0,
+    name: operations
+    for operations, names in (
+        (0.0, "copy embedding kv_cache_save moe_shuffle"),
+        (1.0, "reduce_mean argmax"),
+        (2.0, "sqrt batch_norm"),
+        (3.0, "rotary_embedding"),
+        (4.0, "rmsnorm sigmoid exp log"),
+        (5.0, "softmax fused_add_rms_norm softmax_cross_entropy silu_and_mul silu moe_gating"),
+        (6.0, "tanh erf"),
+        (8.0, "layernorm gelu pow pow_scalar"),
+        (11.0, "rmsnorm_backward"),
+        (14.0, "layernorm_backward"),
+    )
+    for name in names.split()
 }
-
 #: Operators that read two tensors of their size.
 _TWO_INPUTS = ("silu_and_mul", "fused_add_rms_norm", "rmsnorm_backward", "layernorm_backward")
 

@@ -25,23 +25,9 @@ ENERGY_PER_NM_J = 1.25e-12
 
 #: Name of the process in nm, by the beginning of DeviceSpec.arch; the longest match counts.
 _PROCESS_NM = {
-    "Kepler": 28,
-    "Maxwell": 28,
-    "Pascal": 16,
-    "Volta": 12,
-    "Turing": 12,
-    "Ampere sm_80": 7,
-    "Ampere sm_86": 8,
-    "Ada": 4,
-    "Hopper": 4,
-    "Blackwell": 4,
-    "GCN5": 14,
-    "GCN5.1": 7,
-    "CDNA1": 7,
-    "CDNA2": 6,
-    "CDNA3": 5,
-    "RDNA2": 7,
-    "RDNA3": 5,
+    **{"Kepler": 28, "Maxwell": 28, "Pascal": 16, "Volta": 12, "Turing": 12},
+    **{"Ampere sm_80": 7, "Ampere sm_86": 8, "Ada": 4, "Hopper": 4, "Blackwell": 4},
+    **{"GCN5": 14, "GCN5.1": 7, "CDNA1": 7, "CDNA2": 6, "CDNA3": 5, "RDNA2": 7, "RDNA3": 5},
 }
 
 #: Measured over nominal, the middle of the GPUs of the public tables (their training rows). They only say

@@ -9,33 +9,23 @@ from cdmpp.devices.spec import DeviceSpec
 
 #: Links of devices, by the start of the canonical name; the longest that fits counts.
 _OWN = {
-    "p100-sxm": "nvlink1",
-    "v100-sxm": "nvlink2",
-    "a100-sxm": "nvlink3",
-    "a100-vidur": "nvlink3",
-    "a800": "nvlink3-400",
-    "h100-sxm": "nvlink4",
-    "h100-vidur": "nvlink4",
-    "h100-nvl": "nvlink-pairs",
-    "h200": "nvlink4",
-    "h200-nvl": "nvlink-pairs",
-    "h20": "nvlink4",
-    "h800": "nvlink4-400",
-    "b200": "nvlink5",
-    "b300": "nvlink5",
-    "gb200": "nvlink5",
-    "gb300": "nvlink5",
-    "gh200": "nvlink4",
-    "mi250": "xgmi2",
-    "mi300": "xgmi3",
-    "mi325x": "xgmi3",
-    "gfx942": "xgmi3",
-    "mi35": "xgmi4",
-    "gfx950": "xgmi4",
-    "arc-pro-b60": "pcie5-x8",
-    "rtx-pro-": "pcie5-x16",
-    "rtx-50": "pcie5-x16",
-    "h100-pcie": "pcie5-x16",
+    device: link
+    for link, devices in {
+        "nvlink1": ("p100-sxm",),
+        "nvlink2": ("v100-sxm",),
+        "nvlink3": ("a100-sxm", "a100-vidur"),
+        "nvlink3-400": ("a800",),
+        "nvlink4": ("h100-sxm", "h100-vidur", "h200", "h20", "gh200"),
+        "nvlink4-400": ("h800",),
+        "nvlink5": ("b200", "b300", "gb200", "gb300"),
+        "nvlink-pairs": ("h100-nvl", "h200-nvl"),
+        "xgmi2": ("mi250",),
+        "xgmi3": ("mi300", "mi325x", "gfx942"),
+        "xgmi4": ("mi35", "gfx950"),
+        "pcie5-x8": ("arc-pro-b60",),
+        "pcie5-x16": ("rtx-pro-", "rtx-50", "h100-pcie"),
+    }.items()
+    for device in devices
 }
 #: Devices of one node, where a device states no other number.
 RANKS_PER_NODE = 8

@@ -84,16 +84,11 @@ def table() -> dict[str, DeviceSpec]:
         }
         devices[row["name"]] = DeviceSpec.model_validate(
             {
-                "name": row["name"],
-                "vendor": row["vendor"],
-                "arch": row["arch"],
-                "kind": row["kind"],
-                "compute_units": int(row["compute_units"]),
-                "cores_per_unit": int(row["cores_per_unit"]),
+                **{name: row[name] for name in ("name", "vendor", "arch", "kind", "status")},
+                **{name: int(row[name]) for name in ("compute_units", "cores_per_unit")},
                 **figures,
                 "link": row["link"] or None,
                 **{name: int(row[name]) if row[name] else None for name in ("ranks_per_node", "nvlink_domain")},
-                "status": row["status"],
                 "source": _cite(row, documents),
                 "aliases": tuple(row["aliases"].split("|")),
             }
@@ -109,34 +104,28 @@ _WELL_KNOWN = ("a100-pcie-40gb", "h100-sxm", "t4", "rtx-4090", "mi300x")
 
 #: Commonest board of a short name that several boards share.
 _COMMONEST = {
-    "a100": "a100-sxm4-80gb",
-    "a100 40gb": "a100-sxm4-40gb",
-    "a100 80gb": "a100-sxm4-80gb",
-    "a100 pcie": "a100-pcie-40gb",
-    "a100 sxm": "a100-sxm4-80gb",
-    "a100 sxm4": "a100-sxm4-80gb",
-    "a800": "a800-sxm4-80gb",
-    "a800 80gb": "a800-sxm4-80gb",
-    "arc b60": "arc-pro-b60",
-    "b200 sxm": "b200",
-    "b300 sxm": "b300",
-    "b60": "arc-pro-b60",
-    "gb200 nvl72": "gb200",
-    "gb300 nvl72": "gb300",
-    "h100": "h100-sxm",
-    "h100 80gb": "h100-sxm",
-    "h200 141gb": "h200",
-    "h200 sxm5": "h200",
-    "mi300": "mi300x",
-    "mi350": "mi350x",
-    "p100": "p100-pcie-16gb",
-    "rtx pro 6000": "rtx-pro-6000-server",
-    "rtx pro 6000 blackwell": "rtx-pro-6000-server",
-    "v100": "v100-sxm2-16gb",
-    "v100 16gb": "v100-sxm2-16gb",
-    "v100 32gb": "v100-sxm2-32gb",
-    "v100 pcie": "v100-pcie-16gb",
-    "v100 sxm2": "v100-sxm2-16gb",
+    name: board
+    for board, names in {
+        "a100-sxm4-80gb": ("a100", "a100 80gb", "a100 sxm", "a100 sxm4"),
+        "a100-sxm4-40gb": ("a100 40gb",),
+        "a100-pcie-40gb": ("a100 pcie",),
+        "a800-sxm4-80gb": ("a800", "a800 80gb"),
+        "arc-pro-b60": ("arc b60", "b60"),
+        "b200": ("b200 sxm",),
+        "b300": ("b300 sxm",),
+        "gb200": ("gb200 nvl72",),
+        "gb300": ("gb300 nvl72",),
+        "h100-sxm": ("h100", "h100 80gb"),
+        "h200": ("h200 141gb", "h200 sxm5"),
+        "mi300x": ("mi300",),
+        "mi350x": ("mi350",),
+        "p100-pcie-16gb": ("p100",),
+        "rtx-pro-6000-server": ("rtx pro 6000", "rtx pro 6000 blackwell"),
+        "v100-sxm2-16gb": ("v100", "v100 16gb", "v100 sxm2"),
+        "v100-sxm2-32gb": ("v100 32gb",),
+        "v100-pcie-16gb": ("v100 pcie",),
+    }.items()
+    for name in names
 }
 #: Names of a series that are no beginning of its boards' names.
 _SERIES = {"mi300": ("mi300x", "mi300a", "mi308x"), "mi350": ("mi350x", "mi355x")}

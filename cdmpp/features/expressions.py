@@ -30,21 +30,10 @@ from cdmpp.programs.tvm_json import HINT, Nodes
 
 _OP = {name: i for i, name in enumerate(OPERATIONS)}
 _ARITHMETIC = {
-    "Add": "add",
-    "Sub": "add",
+    **dict.fromkeys(("Add", "Sub"), "add"),
     "Mul": "mul",
-    "Div": "div",
-    "Mod": "div",
-    "FloorDiv": "div",
-    "FloorMod": "div",
-    "Min": "compare",
-    "Max": "compare",
-    "EQ": "compare",
-    "NE": "compare",
-    "LT": "compare",
-    "LE": "compare",
-    "GT": "compare",
-    "GE": "compare",
+    **dict.fromkeys(("Div", "Mod", "FloorDiv", "FloorMod"), "div"),
+    **dict.fromkeys(("Min", "Max", "EQ", "NE", "LT", "LE", "GT", "GE"), "compare"),
 }
 INTEGER = frozenset({"Add", "Sub", "Mul", "FloorDiv", "Div", "FloorMod", "Mod", "Min", "Max"})
 _COMPARISONS = frozenset({"EQ", "NE", "LT", "LE", "GT", "GE", "And", "Or"})

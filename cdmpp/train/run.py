@@ -1,4 +1,5 @@
-"""One training run, from configuration to model folder (``cdmpp train``)."""
+"""One training run, from configuration to model folder (``cdmpp train``); or to the folder that another machine trains
+(:mod:`cdmpp.train.loop`)."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.torch import save_file
 
 from cdmpp.data.importers import PROGRAM_SOURCES
 from cdmpp.data.load import load_public, load_table
@@ -27,11 +29,14 @@ from cdmpp.train.boosters import RowPredictor, fit_boosters
 from cdmpp.train.config import DataConfig, TrainConfig
 from cdmpp.train.dataset import Dataset, make_dataset
 from cdmpp.train.finish import calibrate, error_table, fit_domain, with_training_rows
-from cdmpp.train.fit import read_trained, train, training_rows
+from cdmpp.train.fit import job_of, read_trained, train, training_rows
 from cdmpp.train.limits import with_limits
-from cdmpp.train.loop import Progress
+from cdmpp.train.loop import START, Progress, first_network
 from cdmpp.train.ranks import ALONE, Ranks
-from cdmpp.train.start import check_start
+from cdmpp.train.start import check_start, start_from
+from cdmpp.utils.files import parse_file, parse_json
+
+CONFIG = "config.json"
 
 
 def load_training_table(
@@ -167,3 +172,33 @@ def train_model(
         "calibration": calibration,
         "metrics": metrics,
     }
+
+
+def prepare(
+    config: TrainConfig, folder: Path, *, public_data: str | Path | None = None, records: Sequence[str | Path] = ()
+) -> int:
+    """Write all that the steps of a run need into a new folder, in files below 20 MiB; returns their bytes."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DataError(f"{folder} is not an empty folder", hint="choose a new one")
+    if config.reference is not None:
+        raise DataError("[reference] cannot be prepared", hint="train the original with --out")
+    check_start(config, sealed_networks((*config.data.records, *records)))
+    table = load_training_table(config, public_data, records)
+    dataset = make_dataset(table, config.data, schedule=config.network.schedule, every_part=True)
+    job = job_of(dataset, config)
+    network = first_network(job, NetworkInputs(job.store, job.device_matrix))
+    if config.optimiser.start_from:
+        start_from(Path(config.optimiser.start_from), network, dataset, config)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(network.state_dict(), str(folder / START))
+    (folder / CONFIG).write_text(config.model_dump_json(), encoding="utf-8")
+    job.write(folder)
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def prepared_config(folder: Path) -> TrainConfig:
+    """The configuration of a prepared folder."""
+    hint = "cdmpp train --config FILE --prepare DIR writes it"
+    return parse_file(
+        folder / CONFIG, lambda text: TrainConfig.model_validate(parse_json(text)), "a configuration", hint
+    )
