@@ -202,13 +202,13 @@ No constant is fitted to the other half. Its figures were seen while rules were 
 def page(rows: Sequence[dict[str, Any]]) -> str:
     """The page of the documentation."""
     other, fitted = ([row for row in rows if row["fitted"] is part] for part in (False, True))
-    asked = {(row["level"], row["problem"]) for row in rows}
+    timed = {(row["level"], row["problem"]) for row in rows}
     missing = {(row["level"], row["problem"]) for row in rows if "error" in row or row.get("lower_bound")}
     return "\n".join(
         [
             *INTRODUCTION,
             "",
-            f"Answered with nothing left out: {len(asked) - len(missing)} of {len(asked)} problems that were timed.",
+            f"Answered with nothing left out: {len(timed) - len(missing)} of {len(timed)} problems that were timed.",
             "",
             "## The other half",
             "",

@@ -133,10 +133,10 @@ def _added(results: Results) -> Iterator[Goal]:
     for source, (name, before, target) in _ADDED.items():
         yield Goal(f"{name}, held-out shapes", "all rows", before, target, held_out_error(results, source))
     collectives = results.get("collectives") or {}
-    test, left, few = (collectives.get(name) for name in ("test_error", "left_out_error", "adapted_error"))
+    test, left, adapted = (collectives.get(name) for name in ("test_error", "left_out_error", "adapted_error"))
     yield Goal("collectives, held-out sizes", "all rows", "6.2 %", 0.055, test)
     yield Goal("collectives, device left out", "all rows, one device at a time", "-", 0.25, left)
-    yield Goal("collectives, device left out", "8 measurements of each link", "-", 0.10, few)
+    yield Goal("collectives, device left out", "8 measurements of each link", "-", 0.10, adapted)
 
 
 def _trust(results: Results) -> Iterator[Goal]:

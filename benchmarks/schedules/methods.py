@@ -101,7 +101,7 @@ class Contest:
 
             model = PackedSum(features, options, self.config.finish.xgboost_trees)
             model.fit(rows.program, self._device(rows), rows.log_latency - base(rows))
-            return lambda asked: model.predict(asked.program, self._device(asked)) + base(asked)
+            return lambda queries: model.predict(queries.program, self._device(queries)) + base(queries)
 
         return {f"packed, {label}": lambda label=label: make(label) for label in LABELS}
 

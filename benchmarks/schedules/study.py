@@ -252,7 +252,7 @@ def measured(dataset: Dataset, artifact: Artifact, rows: Array) -> dict[str, dic
 
 
 def by_choice(
-    dataset: Dataset, artifact: Artifact, own: MeasuredRows, groups: Mapping[str, Array], draws: Mapping[str, int]
+    dataset: Dataset, artifact: Artifact, sample: MeasuredRows, groups: Mapping[str, Array], draws: Mapping[str, int]
 ) -> dict[tuple[str, str], list[dict[str, float]]]:
     """Figures of each draw by group of rows of one device and by choice: "0", or number and sampler.
 
@@ -261,19 +261,19 @@ def by_choice(
     """
     runs_of: dict[tuple[str, str], list[dict[str, float]]] = {}
     pipeline = InferencePipeline(artifact)
-    batch = QueryBatch(dataset.store, dataset.kinds, dataset.kind, dataset.devices, own)
-    base, maker, number = pipeline.predict_base(batch), FeatureMaker(artifact.weights), np.arange(len(own))
+    batch = QueryBatch(dataset.store, dataset.kinds, dataset.kind, dataset.devices, sample)
+    base, maker, number = pipeline.predict_base(batch), FeatureMaker(artifact.weights), np.arange(len(sample))
     assert base.peers is not None and base.view is not None
     features, pool = maker.features(batch, base.peers, base.view), np.flatnonzero(next(iter(groups.values())))
     columns = base.point, base.levels, base.factor, base.coverage, base.point
     known = Survey(number, number, *columns, features, maker.names, 0)
-    queries = MeasuredQueries(own.log_latency, base.point, base.levels, features)
+    queries = MeasuredQueries(sample.log_latency, base.point, base.levels, features)
 
     def add(key: str, left: Array, point: Array, levels: Array, width: Array) -> None:
         for group, mask in groups.items():
             if not len(index := left[mask[left]]):
                 continue
-            rows = own.take(index)
+            rows = sample.take(index)
             run = figures_of(dataset, rows, point[index]) | {"covered": covered(rows, levels[index], width[index])}
             runs_of.setdefault((group, key), []).append(run)
 
@@ -281,7 +281,7 @@ def by_choice(
     for k, draw in itertools.product(MEASURED, range(max(draws.values()))):
         for sampler in (name for name, count in draws.items() if draw < count):
             if sampler == "tvm":
-                place = np.random.default_rng(draw).permutation(dataset.task.max() + 1)[dataset.task[own.program]]
+                place = np.random.default_rng(draw).permutation(dataset.task.max() + 1)[dataset.task[sample.program]]
                 chosen = pool[np.argsort(place[pool], kind="stable")[:k]]
             else:
                 chosen = pool[choose_rows(known, pool, k, sampler, draw)]
@@ -290,7 +290,7 @@ def by_choice(
             if fitted.weight:
                 error = fitted.process.mean_and_variance(features)
                 point, levels = centre_and_spread(fitted.process, point, levels, *error, fitted.weight)
-                width = np.full(len(own), fitted.width)
+                width = np.full(len(sample), fitted.width)
             add(f"{k} {sampler}", np.delete(number, chosen), point, levels, width)
     for (group, key), runs in runs_of.items():
         random = runs_of.get((group, f"{key.partition(' ')[0]} random"), ())

@@ -255,11 +255,11 @@ class Sources:
 
     def residuals(self, profile: EngineProfile, engine: str, without: Source | None = None) -> EngineProfile:
         """A profile with the residuals of all sources, or of all but one that it was fitted without."""
-        within = {source: found for source, found in self._within.items() if source != without}
+        within = {source: group for source, group in self._within.items() if source != without}
         if without is not None:
             within |= {source: misses(self._rows[source], profile) for source in within if source[0] == engine}
-        known = [miss for found in within.values() for miss in found if miss.domain == "in"]
-        known += [miss for source, found in self._between.items() if source != without for miss in found]
+        known = [miss for group in within.values() for miss in group if miss.domain == "in"]
+        known += [miss for source, group in self._between.items() if source != without for miss in group]
         return profile.model_copy(update=residuals(known, engine))
 
 
@@ -328,10 +328,10 @@ def run(cells: Sequence[Cell], predictor: Remembering) -> dict[str, Any]:
                 "domain": label,
                 "models": len(models),
                 "rows": sum(map(len, models.values())),
-                **{name: float(np.mean([each[name] for each in found])) for name in ("mean", "covered")},
+                **{name: float(np.mean([each[name] for each in scores])) for name in ("mean", "covered")},
             }
             for label, models in ((label, domains[label]) for label in LABELS)
-            for found in [[errors(own, np.stack([bounds[id(row)] for row in own])) for own in models.values()]]
+            for scores in [[errors(cells, np.stack([bounds[id(row)] for row in cells])) for cells in models.values()]]
         ],
         "points": {name: _points(group) for name, group in sorted(_sources(priced).items())},
         "by_model": _by(priced, lambda row: row.cell.model),
@@ -359,7 +359,7 @@ def _points(cells: Sequence[PricedCell]) -> list[list[float]]:
 
 def _batch_class(batch: int) -> str:
     largest = {1: "1", 8: "2-8", 32: "9-32", 128: "33-128"}
-    return next((name for most, name in largest.items() if batch <= most), "129 and more")
+    return next((name for limit, name in largest.items() if batch <= limit), "129 and more")
 
 
 def _by(cells: Sequence[PricedCell], key: Any) -> list[dict[str, Any]]:

@@ -193,20 +193,22 @@ def group_result(steps: list[PredictedStep], predictor: LatencyPredictor) -> dic
         figures = expanded(answered, [np.full(3, value) for _, value in imported])
         result["from_megatron"] = errors(rows_of(answered), figures)
     if len(steps) > 2:
-        found: dict[str, list[dict[str, float]]] = {"calibrated": [], "rescaled": []}
-        for i, own in enumerate(steps):
-            plan = TrainingCalibrationPlan(own.plan.config, own.plan.device, [own.measurement()], own.plan.engine)
+        scores: dict[str, list[dict[str, float]]] = {"calibrated": [], "rescaled": []}
+        for i, basis in enumerate(steps):
+            plan = TrainingCalibrationPlan(
+                basis.plan.config, basis.plan.device, [basis.measurement()], basis.plan.engine
+            )
             fitted = plan.calibration(predictor.predict_queries(plan.queries)).profile
             others = steps[:i] + steps[i + 1 :]
             by_method = {
                 "calibrated": [step.figures(fitted) for step in others],
-                "rescaled": [v * own.seconds / shipped[i][0] for v in shipped[:i] + shipped[i + 1 :]],
+                "rescaled": [v * basis.seconds / shipped[i][0] for v in shipped[:i] + shipped[i + 1 :]],
             }
             for name, values in by_method.items():
-                found[name].append(errors(rows_of(others), expanded(others, values)))
+                scores[name].append(errors(rows_of(others), expanded(others, values)))
         result |= {
             name: {n: float(np.mean([e[n] for e in values])) for n in ("mean", "covered")}
-            for name, values in found.items()
+            for name, values in scores.items()
         }
     return result
 
@@ -234,15 +236,15 @@ def run(public_data: Path, configs: Path, predictor: LatencyPredictor) -> dict[s
     within = {key: misses(steps, steps[0].plan.engine) for key, steps in groups.items()}
     domains = defaultdict[str, dict[Any, list[float]]](lambda: defaultdict(list))
     for (source, device), steps in sorted(groups.items()):
-        own = (source, device)
+        group_key = (source, device)
         # The spread of the others: of their steps that shipped profiles cover, and of those left out.
-        others = [m for found in (between, within) for key in found if key != own for m in found[key]]
-        profile = profiles[own].model_copy(update=residuals(others, kind_of(source)))
-        without = [step.figures(profile) for step in by_kind[own]]
+        others = [m for found in (between, within) for key in found if key != group_key for m in found[key]]
+        profile = profiles[group_key].model_copy(update=residuals(others, kind_of(source)))
+        without = [step.figures(profile) for step in by_kind[group_key]]
         held_out = errors(rows_of(steps), expanded(steps, without))
-        for step, figures in zip(by_kind[own], without, strict=True):
+        for step, figures in zip(by_kind[group_key], without, strict=True):
             label = profile.at(step.plan.place)[1]
-            domains[label][own, step.rows[0].model] += [figures[0] / row.seconds - 1 for row in step.rows]
+            domains[label][group_key, step.rows[0].model] += [figures[0] / row.seconds - 1 for row in step.rows]
         entry = {**group_result(steps, predictor), "left_out": held_out}
         results.append({"source": source, "device": device, **entry})
         models: dict[tuple[str, str], list[PredictedStep]] = defaultdict(list)

@@ -69,8 +69,8 @@ class Study:
         return device_records(self.table.select(rows), spec, artifact)
 
 
-def sample(rows: Array, most: int, seed: Any) -> Array:
+def sample(rows: Array, limit: int, seed: Any) -> Array:
     """A seeded sample, in order."""
-    if len(rows) <= most:
+    if len(rows) <= limit:
         return rows
-    return np.sort(np.random.default_rng(seed).choice(rows, most, replace=False))
+    return np.sort(np.random.default_rng(seed).choice(rows, limit, replace=False))

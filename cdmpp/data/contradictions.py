@@ -141,9 +141,9 @@ def _sizes(block: OperatorBlock) -> NDArray[np.int64]:
     return np.stack([block.sizes[name] for name in sorted(block.sizes)], axis=1)
 
 
-def _same_chip(one: DeviceSpec, other: DeviceSpec) -> bool:
-    figures = [(d.compute_units, d.peak_flops_fp32) for d in (one, other)]
-    return one.arch == other.arch and bool((np.abs(np.log(figures[0]) - np.log(figures[1])) < SAME_CHIP).all())
+def _same_chip(device: DeviceSpec, sibling: DeviceSpec) -> bool:
+    figures = [(d.compute_units, d.peak_flops_fp32) for d in (device, sibling)]
+    return device.arch == sibling.arch and bool((np.abs(np.log(figures[0]) - np.log(figures[1])) < SAME_CHIP).all())
 
 
 def _median_ratio(

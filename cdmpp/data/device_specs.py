@@ -53,12 +53,12 @@ def parse_spec(text: str) -> DeviceSpec:
     return from_mapping(values)
 
 
-def disagreement(one: DeviceSpec, other: DeviceSpec) -> str:
+def disagreement(spec: DeviceSpec, other: DeviceSpec) -> str:
     """Description of how two specifications contradict each other; "" if they may be one device."""
-    if one.kind != other.kind:
-        return f"kind is {one.kind} and {other.kind}"
-    for field in type(one).model_fields:
-        value, other_value = getattr(one, field), getattr(other, field)
+    if spec.kind != other.kind:
+        return f"kind is {spec.kind} and {other.kind}"
+    for field in type(spec).model_fields:
+        value, other_value = getattr(spec, field), getattr(other, field)
         if field in _WORDS or value is None or other_value is None:
             continue
         if abs(math.log(value / other_value)) > math.log(SAME_DEVICE_FACTOR):

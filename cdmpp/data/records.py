@@ -381,19 +381,19 @@ def _operators(texts: Labels, codes: Int64) -> tuple[tuple[OperatorBlock, ...], 
         if known and all(isinstance(v, bool | int | float | str | None) for v in flags.values()):
             members.setdefault((operator, dtypes[code], *flags.items()), []).append((code, fields))
     groups = []
-    for (operator, dtype, *given), found in members.items():
+    for (operator, dtype, *given), coded in members.items():
         structural = _structural(operator, dtype, dict(given))
         if structural is not None:
-            groups.append(_group(operator, structural, found, count))
+            groups.append(_group(operator, structural, coded, count))
     blocks, key_of, checked = check_groups(groups, Labels.of(dtypes))
     for group in groups:
         reason[group.rows] = checked[group.rows]
     return blocks, key_of, reason, names
 
 
-def _group(operator: str, flags: dict[str, Any], found: list[tuple[int, Mapping[str, Any]]], count: int) -> Group:
+def _group(operator: str, flags: dict[str, Any], coded: list[tuple[int, Mapping[str, Any]]], count: int) -> Group:
     """Sizes of one operator as columns over all programs."""
-    index = np.array([code for code, _ in found], dtype=np.int64)
+    index = np.array([code for code, _ in coded], dtype=np.int64)
     rows = np.zeros(count, dtype=np.bool_)
     rows[index] = True
     sizes = {}
@@ -401,7 +401,7 @@ def _group(operator: str, flags: dict[str, Any], found: list[tuple[int, Mapping[
         if info.name in flags:
             continue
         default = _ABSENT if info.default is None else info.default
-        column = [fields.get(info.name, default) for _, fields in found]
+        column = [fields.get(info.name, default) for _, fields in coded]
         whole = [_whole(value) for value in column]
         filled = IntColumn.constant(0, count)
         filled.values[index] = [0 if value is None else value for value in whole]

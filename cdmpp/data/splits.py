@@ -284,4 +284,4 @@ def sealed_programs(
     held, unit = {without_sizes(name) for name in names}, task_of(table)
     users = [not held.isdisjoint(map(without_sizes, networks)) for networks in networks_of(table)]
     chosen = frozenset(tasks)
-    return np.array([by_name or one in chosen for by_name, one in zip(users, unit, strict=True)], dtype=np.bool_)
+    return np.array([by_name or task in chosen for by_name, task in zip(users, unit, strict=True)], dtype=np.bool_)

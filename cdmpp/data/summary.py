@@ -108,8 +108,8 @@ def fingerprint(table: MeasurementTable) -> str:
 
 def measured(table: MeasurementTable) -> NDArray[np.bool_]:
     """Rows that are successful measurements: not failed, with a finite latency above 0."""
-    found: NDArray[np.bool_] = ~table.failed & np.isfinite(table.latency_s) & (table.latency_s > 0)
-    return found
+    is_measured: NDArray[np.bool_] = ~table.failed & np.isfinite(table.latency_s) & (table.latency_s > 0)
+    return is_measured
 
 
 def count_duplicates(table: MeasurementTable) -> int:
@@ -216,12 +216,12 @@ def _gaps(records: MeasurementTable, repeats: MeasurementTable | None) -> dict[K
     for key, latency_s in zip(query_keys(records, rows), records.latency_s[rows].tolist(), strict=True):
         first.setdefault(key, latency_s)
     again = np.flatnonzero(measured(repeats))
-    found: defaultdict[Key, list[float]] = defaultdict(list)
+    gaps: defaultdict[Key, list[float]] = defaultdict(list)
     for key, b in zip(query_keys(repeats, again), repeats.latency_s[again].tolist(), strict=True):
         a = first.get(key)
         if a is not None:
-            found[key].append(abs(a - b) / ((a + b) / 2))
-    return dict(found)
+            gaps[key].append(abs(a - b) / ((a + b) / 2))
+    return dict(gaps)
 
 
 def _rows_of_programs(table: MeasurementTable, name: Callable[[OperatorBlock], str]) -> dict[str, int]:

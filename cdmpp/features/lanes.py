@@ -29,11 +29,11 @@ class Lanes:
     """
 
     def __init__(
-        self, recorder: Recorder, statement: Statement, threads: Sequence[int], own: Sequence[int], points: int
+        self, recorder: Recorder, statement: Statement, threads: Sequence[int], path: Sequence[int], points: int
     ) -> None:
         self._recorder, self._statement = recorder, statement
         loops = recorder.ast.loops
-        vectors = (p for p in reversed(own) if loops[p].kind == "vectorized" and int(loops[p].extent) <= _MOST_LANES)
+        vectors = (p for p in reversed(path) if loops[p].kind == "vectorized" and int(loops[p].extent) <= _MOST_LANES)
         vector = next(vectors, None)
         moving = [p for p in statement.path if loops[p].kind not in THREADS and p != vector]
         count = math.prod(threads)
@@ -187,12 +187,12 @@ _CALLS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _points(sizes: Sequence[int], most: int) -> list[Array]:
+def _points(sizes: Sequence[int], limit: int) -> list[Array]:
     """Coordinates of all points of a box; of so many random ones where there are more."""
-    if math.prod(sizes) <= most:
+    if math.prod(sizes) <= limit:
         return [np.asarray(a) for a in np.unravel_index(np.arange(math.prod(sizes)), sizes)]
     random = np.random.default_rng(0)
-    return [random.integers(0, size, most) for size in sizes]
+    return [random.integers(0, size, limit) for size in sizes]
 
 
 def _box(corner: Array, active: Array, inside: Array, sectors: bool, width: float) -> float:

@@ -122,12 +122,12 @@ def _columns(kernel: Kernel, statement: Statement, launch: tuple[int, int, int],
     ]
 
 
-def _unrolled(kernel: Kernel, own: Sequence[int], limit: int) -> set[int]:
+def _unrolled(kernel: Kernel, path: Sequence[int], limit: int) -> set[int]:
     """Loops of a statement that are straight code: marked ones, and inner ones up to the limit of TVM's unrolling."""
     loops = kernel.loops
-    chosen = {p for p in own if loops[p].kind in ("unrolled", "vectorized") or loops[p].kind.startswith("vthread")}
+    chosen = {p for p in path if loops[p].kind in ("unrolled", "vectorized") or loops[p].kind.startswith("vthread")}
     size = 1.0
-    for p in reversed(own):
+    for p in reversed(path):
         size *= float(loops[p].extent)
         if size > limit:
             break
@@ -163,10 +163,10 @@ def _barriers(kernel: Kernel, statement: Statement) -> float:
     return float(math.prod(float(kernel.loops[p].extent) for p in common))
 
 
-def _spilled(kernel: Kernel, statement: Statement, own: Sequence[int], unrolled: set[int]) -> float:
+def _spilled(kernel: Kernel, statement: Statement, path: Sequence[int], unrolled: set[int]) -> float:
     """Local words whose index a loop moves that is not unrolled: a compiler must unroll it, or keep them in memory."""
     largest = 0.0
-    rolled = [p for p in own if p not in unrolled]
+    rolled = [p for p in path if p not in unrolled]
     for access, _, _ in statement.accesses():
         if access.buffer.scope == "local":
             moved = {p for index in access.indices for p in index.steps}

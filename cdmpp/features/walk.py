@@ -67,7 +67,7 @@ def loop_nest(name: str, write: Region, reads: list[Region], first_loop: int) ->
         loops[2].reduces = True
         numbered = dict(zip((m, n, k), sizes, strict=True))
         axes = [(others[0], (m, k)), (others[1], (k, n)), *((other, (m, n)) for other in others[2:])]
-        accesses = [_access(region, {p: numbered[p] for p in own}) for region, own in axes]
+        accesses = [_access(region, {p: numbered[p] for p in nest}) for region, nest in axes]
         store = _access(write, {m: sizes[0], n: sizes[1]})
         if len(others) < len(reads):
             accesses.append(store)

@@ -163,11 +163,11 @@ def _write_tables(folder: Path, pricer: StepPricer, max_tokens: int, max_sequenc
 
     tokens = {n: times(EngineBatch(((n, 0),))) for n in _doubling(1, max_tokens)}
     present = [layer for layer, part in DENSE.items() if part in tokens[1]]
-    dense = [(layer, n, own[DENSE[layer]]) for layer in present for n, own in tokens.items()]
+    dense = [(layer, n, parts[DENSE[layer]]) for layer in present for n, parts in tokens.items()]
     _write(folder / "dense.csv", ("layer", "tokens", "time_us"), dense)
 
     sequences = {n: times(EngineBatch((), (1,) * n)) for n in _doubling(1, max_sequences)}
-    rows = [(layer, n, own[part]) for layer, part in PER_SEQUENCE.items() for n, own in sequences.items()]
+    rows = [(layer, n, parts[part]) for layer, part in PER_SEQUENCE.items() for n, parts in sequences.items()]
     _write(folder / "per_sequence.csv", ("layer", "sequences", "time_us"), rows)
 
     def attention_us(batch: EngineBatch) -> float:

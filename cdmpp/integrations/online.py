@@ -244,8 +244,8 @@ class ResidualSpread:
         self._reductions.append(column)
         self.variance = self.variance - column**2
 
-    def _prior(self, one: Array, other: Array) -> Array:
-        return self._scales.amplitude**2 * matern(one, other, self._scales.length)
+    def _prior(self, left: Array, right: Array) -> Array:
+        return self._scales.amplitude**2 * matern(left, right, self._scales.length)
 
 
 def optimistic(log_s: Array, spread: ResidualSpread, explore: float, picks: int = PICKS) -> tuple[Array, list[int]]:

@@ -153,9 +153,9 @@ class LatencyRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # 
         )
         for prediction, text in zip(predictions, place, strict=True):
             if prediction.error is not None:
-                row = next(i for i, own in enumerate(texts) if text in own)
+                row = next(i for i, row_texts in enumerate(texts) if text in row_texts)
                 raise InvalidProgramError(f"X, row {row}: {prediction.error.message}", hint=prediction.error.hint)
-        seconds = [sum(predictions[place[text]].latency_s or 0.0 for text in own) for own in texts]
+        seconds = [sum(predictions[place[text]].latency_s or 0.0 for text in row_texts) for row_texts in texts]
         return np.log(np.array(seconds) / UNITS[self.unit])
 
 

@@ -156,16 +156,16 @@ def fit_trees(
     if model.best_score >= relative_error(held_residual, np.zeros(len(held_residual))):
         return None
     booster = model.get_booster()[: model.best_iteration + 1]
-    found = json.loads(booster.save_raw("json"))["learner"]["gradient_booster"]["model"]["trees"]
+    trees = json.loads(booster.save_raw("json"))["learner"]["gradient_booster"]["model"]["trees"]
     names = ("left_children", "right_children", "split_indices", "split_conditions")
-    left, right, feature, value = (np.concatenate([np.array(tree[name]) for tree in found]) for name in names)
+    left, right, feature, value = (np.concatenate([np.array(tree[name]) for tree in trees]) for name in names)
     is_leaf = left < 0
     if not np.array_equal(right[~is_leaf], left[~is_leaf] + 1):
         raise AssertionError("XGBoost does not number the two children of a node one after the other")
     value = np.where(is_leaf, np.rint(value / LEAF_STEP) * LEAF_STEP, value).astype(np.float32)
     numbers, number = np.unique(value, return_inverse=True)
     return Trees(
-        np.array([len(tree["left_children"]) for tree in found], dtype=np.uint8),
+        np.array([len(tree["left_children"]) for tree in trees], dtype=np.uint8),
         np.where(is_leaf, LEAF, feature).astype(np.uint8),
         left[~is_leaf].astype(np.uint8),
         number.astype(np.uint16),  # at most the library's 256 thresholds of a column, and the steps of a leaf

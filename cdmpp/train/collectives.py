@@ -84,9 +84,9 @@ def adapted_error(model: CollectiveModel, held: MeasuredCollectives, seed: int) 
     for place in sorted(set(places)):
         rows = np.flatnonzero([p == place for p in places])
         chosen = rows[informative_rows(model, held.contexts, held.context[rows], held.bytes[rows], FEW, seed)]
-        few = held.take(chosen)
-        order = [few.contexts[i] for i in few.context.tolist()]
-        correction = Correction.fit(model, order, few.bytes, np.exp(few.log_s))
+        chosen_rows = held.take(chosen)
+        order = [chosen_rows.contexts[i] for i in chosen_rows.context.tolist()]
+        correction = Correction.fit(model, order, chosen_rows.bytes, np.exp(chosen_rows.log_s))
         corrected = replace(model, corrections=(*model.corrections, correction))
         rest = held.take(np.setdiff1d(rows, chosen))
         if len(rest):

@@ -140,11 +140,11 @@ def encode_table(table: MeasurementTable, *, schedule: bool = False) -> tuple[Pr
             continue
         for rows, encoded in encode_shapes(block.operator, block.dtype, block.flags, block.sizes):
             store.add(block.row_index[rows], encoded, summarise(encoded))
-    for key, found in enumerate(encode_many(table.tvm.texts, schedule=schedule), table.tvm.first_key):
-        if isinstance(found, InvalidProgramError):
-            failed[key] = str(found)
+    for key, outcome in enumerate(encode_many(table.tvm.texts, schedule=schedule), table.tvm.first_key):
+        if isinstance(outcome, InvalidProgramError):
+            failed[key] = str(outcome)
         else:
-            store.add(np.array([key]), found, summarise(found))
+            store.add(np.array([key]), outcome, summarise(outcome))
     store.finish()
     return store, failed
 

@@ -53,15 +53,15 @@ class Ranks:
             )
         return slice(self.rank, None, self.size)
 
-    def whole(self, own: Tensor, rows: int) -> Tensor:
+    def whole(self, rank_values: Tensor, rows: int) -> Tensor:
         """Values of all rows of a batch, (rows, ...); only this rank's own rows have a gradient."""
         if self.size == 1:
-            return own
-        values = own.new_zeros((rows, *own.shape[1:]))
-        values[self.own(rows)] = own.detach()
+            return rank_values
+        values = rank_values.new_zeros((rows, *rank_values.shape[1:]))
+        values[self.own(rows)] = rank_values.detach()
         self._add(values)
-        index = torch.arange(rows, device=own.device)[self.own(rows)]
-        return values.index_copy(0, index, own)
+        index = torch.arange(rows, device=rank_values.device)[self.own(rows)]
+        return values.index_copy(0, index, rank_values)
 
     def shared(self, term: Tensor) -> Tensor:
         """A term that every rank computes of the whole batch: with its gradient, and this rank's part of its value."""

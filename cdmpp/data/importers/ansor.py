@@ -172,8 +172,8 @@ def register_workloads(path: str | PathLike[str]) -> list[str]:
         namespace = runpy.run_path(str(path), run_name=name)
     except Exception as error:  # the user's own code
         raise DataError(f"{path}: {type(error).__name__}: {error}", hint="the file is run as a Python script") from None
-    own = {n: f for n, f in namespace.items() if callable(f) and getattr(f, "__module__", "") == name}
-    functions = namespace.get("WORKLOADS", {n: f for n, f in own.items() if not n.startswith("_")})
+    defined = {n: f for n, f in namespace.items() if callable(f) and getattr(f, "__module__", "") == name}
+    functions = namespace.get("WORKLOADS", {n: f for n, f in defined.items() if not n.startswith("_")})
     if not functions:
         raise DataError(f"{path} has no function", hint="def dense(m, n, k): ... return [*inputs, result]")
     WORKLOADS.update(functions)

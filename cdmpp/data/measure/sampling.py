@@ -175,8 +175,8 @@ def _rearrange(schedule: Any, block: Any, draw: random.Random) -> None:
     def extent(loop: Any) -> int:
         return int(schedule.get(loop).extent)
 
-    def loops(most: float = float("inf")) -> list[Any]:
-        return [loop for loop in schedule.get_loops(block) if 1 < extent(loop) <= most]
+    def loops(limit: float = float("inf")) -> list[Any]:
+        return [loop for loop in schedule.get_loops(block) if 1 < extent(loop) <= limit]
 
     def split(share: float, loop: Any, sizes: Sequence[int]) -> None:
         if smaller := [size for size in sizes if size < extent(loop)]:

@@ -158,8 +158,8 @@ def choose_rows(
     query, scales = known.query[rows], settings or known.features.settings
 
     def covariance(a: Array, b: Array) -> Array:
-        one, other = (known.features.take(query[part]) for part in (a, b))
-        return kernel(one, other, scales)
+        left, right = (known.features.take(query[part]) for part in (a, b))
+        return kernel(left, right, scales)
 
     features = known.features.take(query)
     points = np.concatenate([features.numeric, scales.view * features.view], axis=1)

@@ -190,13 +190,13 @@ class _Program:
             element = side.element(vector, lane, thread, side.threads)
             axes = (("S", kwg, k), ("S", side.tile, element), ("S", side.each, vector * side.vector + lane))
             if side.staged:
-                with self.ir.block(f"{side.name}_local", *axes) as (k, e, own):
-                    self.ir.store(self.local[side.name], (own,), self.tile[side.name][k, e])
+                with self.ir.block(f"{side.name}_local", *axes) as (k, e, register):
+                    self.ir.store(self.local[side.name], (register,), self.tile[side.name][k, e])
                 return
             outer = (("S", self.size // kwg, k_tile), ("S", self.size // side.tile, group))
-            with self.ir.block(f"{side.name}_local", *outer, *axes) as (v_tile, v_group, k, e, own):
+            with self.ir.block(f"{side.name}_local", *outer, *axes) as (v_tile, v_group, k, e, register):
                 value = self.matrix[side.name][v_tile * kwg + k, v_group * side.tile + e]
-                self.ir.store(self.local[side.name], (own,), value)
+                self.ir.store(self.local[side.name], (register,), value)
 
     def _update(self, k: Any) -> None:
         m, n = self.m, self.n

@@ -166,17 +166,17 @@ def pnpoly_program(parameters: Parameters, sizes: PolygonSizes = _POLYGON) -> Pr
     return builder.get()
 
 
-def _between(method: int, height: Any, one: Any, other: Any) -> Any:
+def _between(method: int, height: Any, first: Any, second: Any) -> Any:
     """Whether an edge from one height to the other passes a height."""
     from tvm import tirx
 
     if method == 0:
-        return tirx.NE(tirx.Cast("int32", one > height), tirx.Cast("int32", other > height))
+        return tirx.NE(tirx.Cast("int32", first > height), tirx.Cast("int32", second > height))
     if method == 1:
-        up, down = tirx.And(one <= height, other > height), tirx.And(one > height, other <= height)
+        up, down = tirx.And(first <= height, second > height), tirx.And(first > height, second <= height)
         return tirx.Or(up, down)
-    touches = tirx.EQ(height - one, tirx.FloatImm("float32", 0.0))
-    passes = (height - one) * (height - other) < tirx.FloatImm("float32", 0.0)
+    touches = tirx.EQ(height - first, tirx.FloatImm("float32", 0.0))
+    passes = (height - first) * (height - second) < tirx.FloatImm("float32", 0.0)
     return tirx.Or(touches, passes) if method == 2 else tirx.Or(passes, touches)
 
 
