@@ -17,7 +17,7 @@ from benchmarks.report.document import rendered
 from benchmarks.report.figures import draw
 from benchmarks.report.results import STUDIES, Results
 from cdmpp.errors import CdmppError
-from cdmpp.utils.writing import replacing
+from cdmpp.utils.writing import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -57,8 +57,7 @@ def main() -> None:
             old = [str(p.relative_to(ROOT)) for p, text in documents.items() if p.read_text("utf-8") != text]
             raise SystemExit(f"not what the results say: {', '.join(old)}; run make accuracy" if old else 0)
         for path, text in documents.items():
-            with replacing(path) as aside:
-                aside.write_text(text, encoding="utf-8")
+            write_text(path, text)
             print(path.relative_to(ROOT))
         for path in draw(results, ROOT / "docs"):
             print(path.relative_to(ROOT))

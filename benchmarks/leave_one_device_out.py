@@ -43,7 +43,7 @@ from benchmarks.unseen_devices.group import HeldOutGroup
 from benchmarks.unseen_devices.network import network_of
 from benchmarks.unseen_devices.study import ROWS_PER_TABLE, Study
 from cdmpp.train.config import TrainConfig, load_config
-from cdmpp.utils.writing import replacing
+from cdmpp.utils.writing import write_text
 
 RESULTS = Path("benchmarks/results/leave_one_device_out.json")
 #: The last run of models/base took 4,211.
@@ -98,8 +98,7 @@ def main() -> None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         for entry in HeldOutGroup(study, config, dataset, artifact).measure():
             content = merged(options.out, name, entry)
-            with replacing(options.out) as aside:
-                aside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            write_text(options.out, json.dumps(content, indent=1) + "\n")
         print(f"{name}: {entry['seconds']} s, in {options.out}", flush=True)
 
 

@@ -7,8 +7,10 @@ it ran on the profile's engine.
 
 from __future__ import annotations
 
+import argparse
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,3 +74,14 @@ def residuals(misses: Iterable[Miss], engine: str) -> dict[str, float]:
         least = max(least, spread([miss for miss in known if miss.domain == label], engine))
         update[field] = round(least, 3)
     return update
+
+
+def truth_parser(description: str | None) -> argparse.ArgumentParser:
+    """Options of a study of published durations of whole systems."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
+    configs = "folder of the models' config.json, with aliases.csv (default: model_configs beside the tables)"
+    parser.add_argument("--public-data", type=Path, help="folder of the public tables")
+    parser.add_argument("--configs", type=Path, help=configs)
+    parser.add_argument("--model", type=Path, help="model folder (default: the shipped model)")
+    parser.add_argument("--render", action="store_true", help="render the stored result")
+    return parser

@@ -238,26 +238,18 @@ def headlines(results: Results) -> str:
 
     lines = [
         [
-            "cross-model",
-            "14.03 %",
-            "TenSet; one network left out, model of the same device",
-            percent(networks),
-            "own measurements on CPUs; networks left out",
+            *("cross-model", "14.03 %", "TenSet; one network left out, model of the same device"),
+            *(percent(networks), "own measurements on CPUs; networks left out"),
         ],
         [
-            "",
-            "",
-            "",
+            *[""] * 3,
             f"{known_gpus} / {known_cpus}",
             "GPUs (Ansor's schedules) / CPUs (own measurements); tasks left out",
         ],
         [
-            "cross-device",
-            "10.85 %",
-            "TenSet; trained on other devices, fine-tuned on tasks of the target",
-            errors(gpus),
-            f"device left out, k = 40 by variance: {', '.join(gpus) or 'not measured'}",
+            *("cross-device", "10.85 %", "TenSet; trained on other devices, fine-tuned on tasks of the target"),
+            *(errors(gpus), f"device left out, k = 40 by variance: {', '.join(gpus) or 'not measured'}"),
         ],
-        ["", "", "", errors(cpus), f"CPU left out, k = 40: {', '.join(cpus) or 'not measured'}"],
+        [*[""] * 3, errors(cpus), f"CPU left out, k = 40: {', '.join(cpus) or 'not measured'}"],
     ]
     return table(("", "CDMPP (published)", "its protocol", "cdmpp", "our protocol"), lines, left=5)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.errors import DataError
-from cdmpp.utils.writing import replacing
+from cdmpp.utils.writing import write_text
 
 #: Columns of every table of errors.
 ERROR_COLUMNS = ("n", "MAPE", "median", "within 10 %", "within 20 %", "Kendall tau", "inside the 80 % interval")
@@ -82,5 +82,4 @@ def fill(text: str, parts: Mapping[str, str]) -> str:
 def fill_document(path: Path, parts: Mapping[str, str]) -> None:
     """Replace the generated parts of a file (:func:`fill`)."""
     text = fill(path.read_text(encoding="utf-8"), parts)
-    with replacing(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+    write_text(path, text)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.errors import DataError
-from cdmpp.utils.writing import replacing
+from cdmpp.utils.writing import write_text
 
 #: Digits kept of a fraction: a hundredth of a per cent.
 DIGITS = 4
@@ -165,8 +165,7 @@ def rounded(value: Any) -> Any:
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
     """Write a result file, with one line per list item so that differences are readable."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as aside:
-        aside.write_text(_json(result) + "\n", encoding="utf-8")
+    write_text(path, _json(result) + "\n")
 
 
 def _json(value: Any, depth: int = 0) -> str:

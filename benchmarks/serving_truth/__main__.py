@@ -11,12 +11,10 @@ profiles calibrated to four other rows of its device and engine (five draws), an
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,7 @@ from benchmarks.report.markdown import fill_document, percent, table
 from benchmarks.report.results import write_result
 from benchmarks.serving_truth import served
 from benchmarks.serving_truth.cells import ROOT, Cell, config_of, read_cells
-from benchmarks.spreads import FIELDS, Miss, plain, residuals
+from benchmarks.spreads import FIELDS, Miss, plain, residuals, truth_parser
 from benchmarks.spreads import needed as residual_needed
 from cdmpp import LatencyPredictor
 from cdmpp.data.load import public_data_dir
@@ -449,16 +447,8 @@ def pages(result: Mapping[str, Any]) -> dict[str, str]:
 
 def main() -> None:
     """Run the study."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--public-data", type=Path, help="folder of the public tables")
-    parser.add_argument(
-        "--configs",
-        type=Path,
-        help="folder of the models' config.json, with aliases.csv (default: model_configs beside the tables)",
-    )
-    parser.add_argument("--model", type=Path, help="model folder (default: the shipped model)")
+    parser = truth_parser(__doc__)
     parser.add_argument("--fit", action="store_true", help="print figures of the shipped profiles")
-    parser.add_argument("--render", action="store_true", help="render the stored result")
     options = parser.parse_args()
     if not options.render:
         data = public_data_dir(options.public_data)

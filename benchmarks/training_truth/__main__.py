@@ -14,7 +14,6 @@ error is that of all other rows.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +26,7 @@ import numpy as np
 
 from benchmarks.report.markdown import fill_document, percent, table
 from benchmarks.report.results import write_result
-from benchmarks.spreads import Miss, needed, plain, residuals
+from benchmarks.spreads import Miss, needed, plain, residuals, truth_parser
 from benchmarks.training_truth.left_out import kind_of, left_out_profiles
 from benchmarks.training_truth.rows import PublishedStep, read_rows
 from cdmpp import LatencyPredictor, make_plan
@@ -355,16 +354,7 @@ def pages(result: Mapping[str, Any]) -> dict[str, str]:
 
 def main() -> None:
     """Run the study."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--public-data", type=Path, help="folder of the public tables")
-    parser.add_argument(
-        "--configs",
-        type=Path,
-        help="folder of the models' config.json, with aliases.csv (default: model_configs beside the tables)",
-    )
-    parser.add_argument("--model", type=Path, help="model folder (default: the shipped model)")
-    parser.add_argument("--render", action="store_true", help="render the stored result")
-    options = parser.parse_args()
+    options = truth_parser(__doc__).parse_args()
     if not options.render:
         data = public_data_dir(options.public_data)
         configs = options.configs or data.parent / "model_configs"

@@ -18,20 +18,11 @@ from cdmpp.devices.spec import DeviceSpec
 TABLE, ALIASES = "e2e_llm_training.csv.gz", "aliases.csv"
 #: Names of devices in the table -> names of the registry.
 DEVICES = {
-    "DGX-GB200": "gb200",
-    "DGX-GB300": "gb300",
-    "DGX-H100": "h100-sxm",
-    "DGX-H200": "h200",
-    "DGX-B200": "b200",
-    "DGX-B300": "b300",
-    "a100_40gb": "a100-sxm4-40gb",
-    "a100_80gb": "a100-sxm4-80gb",
-    "h100_80gb": "h100-sxm",
-    "h100_80gb_bf16": "h100-sxm",
-    "h100_80gb_fp8": "h100-sxm",
-    "A100 80GB": "a100-sxm4-80gb",
-    "H100": "h100-sxm",
+    **{f"DGX-{name.upper()}": name for name in ("gb200", "gb300", "h200", "b200", "b300")},
+    **dict.fromkeys(("DGX-H100", "h100_80gb", "h100_80gb_bf16", "h100_80gb_fp8", "H100"), "h100-sxm"),
     "H100 96GB HBM2e 500W (Grand Teton)": "h100-sxm",
+    **dict.fromkeys(("a100_80gb", "A100 80GB"), "a100-sxm4-80gb"),
+    "a100_40gb": "a100-sxm4-40gb",
 }
 #: Figures of boards that the registry does not have.
 BOARDS: dict[str, dict[str, Any]] = {
@@ -45,14 +36,9 @@ BOARDS: dict[str, dict[str, Any]] = {
 }
 #: Types of the products in the table -> ``products``.
 PRODUCTS = {
-    "BF16": None,
-    "bf16": None,
-    "FP8": "float8_e4m3",
-    "FP8-CS": "float8_e4m3",
-    "fp8": "float8_e4m3",
-    "MXFP8": "mxfp8",
-    "FP8-MX": "mxfp8",
-    "bf16+float8": "float8_e4m3",
+    **dict.fromkeys(("BF16", "bf16")),
+    **dict.fromkeys(("FP8", "FP8-CS", "fp8", "bf16+float8"), "float8_e4m3"),
+    **dict.fromkeys(("MXFP8", "FP8-MX"), "mxfp8"),
 }
 #: Models of sources that name no file -> file in the folder of configurations, and figures that differ from it.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -145,16 +145,8 @@ class HeldOutGroup:
         records = self.study.records(rows, spec, self.artifact)
         known = survey(self._pipeline, records, self.cache)
         chosen = rows[records.origin[known.rows]]
-        with_rates = DeviceTable(
-            batch.device,
-            batch.source,
-            records,
-            known,
-            chosen,
-            self.dataset.rows.log_latency[chosen],
-            self.study.family[chosen],
-            {},
-        )
+        logs, family = self.dataset.rows.log_latency[chosen], self.study.family[chosen]
+        with_rates = DeviceTable(batch.device, batch.source, records, known, chosen, logs, family, {})
         point, levels, factor = with_rates.predictions()
         results = figures(with_rates.log_measured, point, with_rates.family, levels, factor)
         self._print(batch, "ceilings", results)

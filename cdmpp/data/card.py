@@ -24,7 +24,7 @@ from cdmpp.data.summary import MIN_REPEATS, measured, spread, summarise
 from cdmpp.data.table import MeasurementTable, concat
 from cdmpp.errors import DataError, UnknownDeviceError
 from cdmpp.utils.units import format_latency
-from cdmpp.utils.writing import check_new_folder, replacing
+from cdmpp.utils.writing import check_new_folder, write_text
 
 _MOST_REASONS, _REASON_LENGTH = 12, 100
 _FILES = {
@@ -47,8 +47,7 @@ def write_card(
     if not path.is_dir():
         raise DataError(f"{path} is not a folder", hint="pass a dataset folder, not a file of records")
     text = card_text(path, command=command, faults=faults, notes=notes)
-    with replacing(path / CARD) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_text(path / CARD, text)
     return path / CARD
 
 

@@ -53,6 +53,12 @@ def replacing(path: str | PathLike[str]) -> Iterator[Path]:
         raise _cannot_write(target, error.strerror or str(error), hint) from None
 
 
+def write_text(path: str | PathLike[str], text: str) -> None:
+    """Write a UTF-8 text; see :func:`replacing`."""
+    with replacing(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
 def check_output(path: str | PathLike[str]) -> os.stat_result | None:
     """Refuse a path that :func:`replacing` cannot write, before the work starts.
 

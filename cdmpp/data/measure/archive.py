@@ -31,7 +31,7 @@ from cdmpp.devices.loading import from_mapping, load_device
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError, InvalidDeviceError
 from cdmpp.utils.files import MAX_REQUEST_BYTES, open_file, read_json
-from cdmpp.utils.writing import replacing
+from cdmpp.utils.writing import write_text
 
 FORMAT = 1
 MANIFEST, PROGRAMS, LIBRARIES = "manifest.json", "programs.sqlite", "programs"
@@ -132,8 +132,7 @@ def write_job(
                 files={PROGRAMS: _sha256(folder / PROGRAMS)},
                 programs=programs,
             )
-            with replacing(folder / MANIFEST) as aside:
-                aside.write_text(manifest.text(), encoding="utf-8")
+            write_text(folder / MANIFEST, manifest.text())
     return manifest
 
 

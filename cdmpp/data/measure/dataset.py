@@ -17,7 +17,7 @@ from cdmpp.data.physics import UNSTABLE
 from cdmpp.data.records import Measurement, from_measurements, write_records
 from cdmpp.devices.loading import from_mapping, specification_toml
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.utils.writing import replacing
+from cdmpp.utils.writing import write_text
 
 #: Name of the source in error tables.
 SOURCE = "cdmpp_collect"
@@ -55,8 +55,7 @@ def write_dataset(
         write_records(from_measurements(rows), store.folder / name)
     for name, spec in specs.items():
         file = DEVICE if len(described) == 1 else "device-" + re.sub(r"[^\w.-]+", "-", name) + ".toml"
-        with replacing(store.folder / file) as aside:
-            aside.write_text(specification_toml(spec, f"device of {RECORDS}"), encoding="utf-8")
+        write_text(store.folder / file, specification_toml(spec, f"device of {RECORDS}"))
     local_cpu = any(c.kind == "llvm" and c.cores for c in configurations)
     missing = store.count_programs() * len(described) - len(store.measured(list(described), FIRST))
     faults = [f"Not finished: {missing:,} measurements are missing."] if missing else []

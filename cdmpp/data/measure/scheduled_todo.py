@@ -23,7 +23,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
 from cdmpp.programs.frontends.load import load_programs
 from cdmpp.programs.frontends.metaschedule_db import WORKLOADS
-from cdmpp.utils.writing import check_new_folder, replacing
+from cdmpp.utils.writing import check_new_folder, write_text
 
 #: Files of a pool folder: TVM JSON and TVMScript.
 _SUFFIXES = (".json", ".py")
@@ -44,8 +44,7 @@ def network_programs(
 
 
 def _write_device(device: DeviceSpec, folder: Path) -> Path:
-    with replacing(folder / DEVICE) as aside:
-        aside.write_text(specification_toml(device), encoding="utf-8")
+    write_text(folder / DEVICE, specification_toml(device))
     return folder / DEVICE
 
 
@@ -116,5 +115,4 @@ def write_scheduled_todo(
     ]
     _write_device(device, folder)
     text = json.dumps({**about, "device": device.name, "programs": listed}, indent=1)
-    with replacing(folder / ABOUT) as aside:
-        aside.write_text(f"{text}\n", encoding="utf-8")
+    write_text(folder / ABOUT, f"{text}\n")

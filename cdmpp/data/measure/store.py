@@ -104,19 +104,9 @@ class StoredMeasurement:
     @classmethod
     def of_run(cls, program: str, device: str, turn: int, library: Library, run: TimedRun) -> Self:
         """Return the measurement of a program that was timed just now."""
-        timing = run.timing
-        return cls(
-            program,
-            device,
-            turn,
-            timing.repeats_s,
-            timing.latency_s,
-            timing.spread,
-            timing.number,
-            timing.once,
-            measured_at=time.time(),
-            overhead_s=library.build_s + run.elapsed_s - run.timed_s,
-        )
+        timing, overhead_s = run.timing, library.build_s + run.elapsed_s - run.timed_s
+        figures = timing.repeats_s, timing.latency_s, timing.spread, timing.number, timing.once
+        return cls(program, device, turn, *figures, measured_at=time.time(), overhead_s=overhead_s)
 
 
 class Store:

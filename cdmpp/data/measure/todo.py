@@ -24,7 +24,7 @@ from cdmpp.programs.operators import OperatorSpec, operator_family, read_operato
 from cdmpp.programs.query_options import PROTOCOLS
 from cdmpp.utils.files import MAX_CONFIG_BYTES, MAX_REQUEST_BYTES, MAX_ROWS, parse_json, parse_table, read_bytes
 from cdmpp.utils.units import format_latency
-from cdmpp.utils.writing import check_new_folder, make_folder, replacing
+from cdmpp.utils.writing import check_new_folder, make_folder, write_text
 
 # Records need pyarrow, which a machine that only times a job may lack: they are imported late.
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ def write_todo(todo: Todo, folder: Path) -> None:
         (DEVICE, specification_toml(todo.device)),
         (ABOUT, json.dumps(about, indent=1) + "\n"),
     ):
-        with replacing(folder / name) as aside:
-            aside.write_text(text, encoding="utf-8")
+        write_text(folder / name, text)
 
 
 def _readme(todo: Todo, folder: Path) -> str:

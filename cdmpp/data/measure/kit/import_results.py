@@ -28,7 +28,7 @@ from cdmpp.data.summary import relative_spread
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, InvalidDeviceError, UnknownDeviceError
-from cdmpp.utils.writing import make_folder, replacing
+from cdmpp.utils.writing import make_folder, write_text
 
 HOST = "host.json"
 #: Times of an item of the host part.
@@ -54,8 +54,7 @@ def write_host(folder: Path, about: Mapping[str, Any], files: Sequence[tuple[Res
                 }
             )
     machines = [machine for file, _ in files for machine in file.machines]
-    with replacing(out / HOST) as aside:
-        aside.write_text(json.dumps({"format": 1, "machines": machines, "rows": rows}, indent=1), encoding="utf-8")
+    write_text(out / HOST, json.dumps({"format": 1, "machines": machines, "rows": rows}, indent=1))
 
 
 def _items(folder: Path, about: Mapping[str, Any], file: Results) -> dict[str, dict[str, Any]]:

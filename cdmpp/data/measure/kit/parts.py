@@ -21,7 +21,7 @@ from cdmpp.data.measure import runtime
 from cdmpp.data.measure.runtime.run import FORMAT, MAX_RESULTS, MINUTES, RESULT_MIB, KitError, PartFile
 from cdmpp.errors import DataError
 from cdmpp.utils.files import MAX_REQUEST_BYTES, parse_json, read_bytes, read_json, read_npz
-from cdmpp.utils.writing import replacing
+from cdmpp.utils.writing import replacing, write_text
 
 HOME, JOB = "home", "job.json"
 RUNTIME, LAUNCHER = "runtime", "run.py"
@@ -107,8 +107,7 @@ def write_parts(
     shutil.copytree(runtime.__path__[0], folder / RUNTIME, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / LAUNCHER).write_text(_LAUNCHER_TEXT, encoding="utf-8")
     content = {"format": FORMAT, "job": job, "device": device, "parts": listed, **about}
-    with replacing(folder / HOME / JOB) as aside:
-        aside.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    write_text(folder / HOME / JOB, json.dumps(content, indent=1))
     return content
 
 
