@@ -101,9 +101,10 @@ def table_of(sources: Errors, known: dict[str, dict[str, tuple[float, float]]]) 
     """The errors in per cent, each beside the reference and its spread."""
     heads = "".join(f"{column:>8}{'reference':>18}" for column in COLUMNS)
     lines = [f"{'source':<30}{heads}"]
+    known_means = _means({source: {c: mean for c, (mean, _) in columns.items()} for source, columns in known.items()})
     for source, columns in [*sources.items(), ("mean of the sources", _means(sources))]:
         cells = ""
-        base = known.get(source, {}) if source in sources else {c: (v, 0.0) for c, v in _means_of(known).items()}
+        base = known.get(source, {}) if source in sources else {c: (v, 0.0) for c, v in known_means.items()}
         for column in COLUMNS:
             value = columns.get(column)
             cells += f"{'-' if value is None else f'{100 * value:.1f}':>8}"
@@ -116,10 +117,6 @@ def table_of(sources: Errors, known: dict[str, dict[str, tuple[float, float]]]) 
 def _means(sources: Errors) -> dict[str, float | None]:
     values = {c: [v for row in sources.values() if (v := row.get(c)) is not None] for c in COLUMNS}
     return {c: float(np.mean(v)) for c, v in values.items() if v}
-
-
-def _means_of(known: dict[str, dict[str, tuple[float, float]]]) -> dict[str, float | None]:
-    return _means({source: {c: mean for c, (mean, _) in columns.items()} for source, columns in known.items()})
 
 
 def load_variant(name: str) -> QuickVariant:

@@ -30,14 +30,6 @@ class _Figure(NamedTuple):
     read: Callable[[DeviceSpec], float | None]
 
 
-def _per_watt(spec: DeviceSpec) -> float | None:
-    return None if spec.tdp_w is None else spec.peak_flops_fp32 / spec.tdp_w
-
-
-def _l2_per_unit(spec: DeviceSpec) -> float | None:
-    return None if spec.l2_bytes is None else spec.l2_bytes / spec.compute_units
-
-
 #: The bounds span a phone of 2014 to a rack-scale accelerator of the 2030s.
 _ALWAYS = (
     _Figure("compute_units", 1, 1024, lambda s: s.compute_units),
@@ -56,10 +48,10 @@ _OPTIONAL = (
     _Figure("peak_flops_bf16_matrix", 1e10, 1e16, lambda s: s.peak_flops_bf16_matrix),
     _Figure("peak_ops_int8", 1e10, 1e17, lambda s: s.peak_ops_int8),
     _Figure("l2_bytes", 2.5e5, 5e8, lambda s: s.l2_bytes),
-    _Figure("l2_bytes_per_unit", 1e4, 1e7, _l2_per_unit),
+    _Figure("l2_bytes_per_unit", 1e4, 1e7, lambda s: None if s.l2_bytes is None else s.l2_bytes / s.compute_units),
     _Figure("tdp_w", 1, 3e3, lambda s: s.tdp_w),
     # Power-limited boards never sustain their nominal peak.
-    _Figure("fp32_flops_per_watt", 1e9, 1e12, _per_watt),
+    _Figure("fp32_flops_per_watt", 1e9, 1e12, lambda s: None if s.tdp_w is None else s.peak_flops_fp32 / s.tdp_w),
 )
 #: The libraries behind ``backend = "library"`` go with the vendor (cuBLAS, MIOpen, oneDNN).
 _VENDORS = ("nvidia", "amd", "intel")

@@ -132,13 +132,14 @@ def finish(rows: Rows, fit: ResidualFit, report: Callable[[str], None]) -> Colle
     error = relative_error(predict(model, test), test)
     groups = _left_groups(fit, rows)
     weight = [entry["rows"] for entry in left.values()]
+    places = np.array([f"{o}|{d}" for o, d in zip(rows.operator.tolist(), rows.device.tolist(), strict=True)])
     metrics: dict[str, Any] = {
         "test_error": float(error.mean()),
         "test_median": float(np.median(error)),
         "test_rows": len(test),
         "by_device": _groups(error, rows.device[rows.part == TEST]),
         "by_operator": _groups(error, rows.operator[rows.part == TEST]),
-        "by_operator_and_device": _groups(error, _joined(rows.operator, rows.device)[rows.part == TEST]),
+        "by_operator_and_device": _groups(error, places[rows.part == TEST]),
         "left_out": left,
         "left_out_groups": groups,
         "left_out_groups_error": _mean(groups),
@@ -147,11 +148,6 @@ def finish(rows: Rows, fit: ResidualFit, report: Callable[[str], None]) -> Colle
     }
     report(f"test {100 * metrics['test_error']:.2f} %, device left out {100 * metrics['left_out_error']:.1f} %")
     return replace(model, calibration=factors, metrics=metrics)
-
-
-def _joined(operator: Array, device: Array) -> Array:
-    """ "operator|device" of each row."""
-    return np.array([f"{o}|{d}" for o, d in zip(operator.tolist(), device.tolist(), strict=True)])
 
 
 def _left_groups(fit: ResidualFit, rows: Rows) -> dict[str, dict[str, Any]]:

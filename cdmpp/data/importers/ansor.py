@@ -207,7 +207,9 @@ def _tiled(schedule: Any, steps: list[Step]) -> None:
     before, main, after = blocks[:place], blocks[place], blocks[place + 1 :]
     stage = next(s for s in steps if s[0] == "RE")[1]
     tiles = [s[4] for s in steps if s[0] == "SP" and s[1] == stage]
-    copies = [next(s[4][0] for s in steps if s[0] == "SP" and s[1] == c[1]) for c in _copy_stages(steps)]
+    # One FFSP step for each copy to shared memory, in the order of the copied tensors.
+    copied = sorted(s[1] for s in steps if s[0] == "FFSP")
+    copies = [next(s[4][0] for s in steps if s[0] == "SP" and s[1] == tensor) for tensor in copied]
     for block in after[:-1]:
         schedule.compute_inline(block)
     if after:
@@ -242,11 +244,6 @@ def _tiled(schedule: Any, steps: list[Step]) -> None:
     for block in before:
         schedule.compute_inline(block)
     _unroll(schedule, main, steps)
-
-
-def _copy_stages(steps: list[Step]) -> list[Step]:
-    """``FFSP`` steps, one for each copy to shared memory, in the order of the copied tensors."""
-    return sorted((s for s in steps if s[0] == "FFSP"), key=lambda s: s[1])
 
 
 def _simple(schedule: Any, steps: list[Step]) -> None:
