@@ -91,6 +91,7 @@ class AfdPlan(Plan):
     """
 
     objective_field = "price_s_per_token"
+    kind = "disaggregated choice"
     bound_field = "lower_bound_price_s_per_token"
 
     attention_instances: int
@@ -115,8 +116,20 @@ class AfdPlan(Plan):
         """Instances, micro-batch and recommendation."""
         return self.attention_instances, self.ffn_instances, self.micro_batch, self.recommended
 
+    def headline(self) -> str:
+        """The instances, the tokens per second, and the cost of a token."""
+        return (
+            f"{self.attention_instances} attention and {self.ffn_instances} FFN instances, "
+            f"micro-batches of {self.micro_batch}: {self.tokens_per_s:,.0f} tokens/s, "
+            f"{format_latency(self.tpot_s)} between tokens, {self.price_s_per_token:.4g} price-seconds per token"
+        )
+
+    def simple_plans(self) -> dict[str, float]:
+        """Without whole layers on one instance, which may be cheaper than every disaggregated choice."""
+        return {name: price for name, price in self.baselines.items() if name != "colocated"}
+
     def tables(self) -> list[Table]:
-        """The choice, its stages and its baselines."""
+        """The recommendation, the stages and the baselines."""
         advice = []
         if self.recommended == "colocated" and self.colocated is not None:
             plural = "s" if self.colocated.instances > 1 else ""
@@ -124,28 +137,14 @@ class AfdPlan(Plan):
                 f"recommended: colocated. {self.colocated.instances} instance{plural} of attention and FFN together, "
                 f"{self.colocated.batch} sequences on each: {format_latency(self.colocated.tpot_s)} between tokens, "
                 f"{self.colocated.price_s_per_token:.4g} price-seconds per token, "
-                f"{100 * (1 - self.colocated.price_s_per_token / self.price_s_per_token):.1f} % less than the best "
-                "disaggregated choice:"
+                f"{100 * (1 - self.colocated.price_s_per_token / self.price_s_per_token):.1f} % less than this plan"
             ]
-        choice = (
-            f"{self.attention_instances} attention and {self.ffn_instances} FFN instances, "
-            f"micro-batches of {self.micro_batch}: {self.tokens_per_s:,.0f} tokens/s, "
-            f"{format_latency(self.tpot_s)} between tokens"
-        )
-        price = (
-            f"cost: {self.price_s_per_token:.4g} price-seconds per token (price of all instances x seconds), "
-            f"{100 * self.gap:.1f} % above the lower bound of disaggregated choices"
-        )
+        prices = [(name, f"{price:.4g}") for name, price in self.baselines.items()]
         return [
-            Table.lines(*advice, choice),
+            Table.lines(*advice),
             Table(("stage", "time"), [(name, format_latency(s)) for name, s in self.stage_s.items()], right=(1,)),
-            Table.lines(price),
-            Table(
-                ("baseline", "price-seconds per token"),
-                [(name, f"{v:.4g}") for name, v in self.baselines.items()],
-                right=(1,),
-            ),
-            Table.lines(*self.explanation),
+            Table(("baseline", "price-seconds per token (price of all instances x seconds)"), prices, right=(1,)),
+            Table.lines(*self.explanation[1:]),
         ]
 
 
