@@ -146,7 +146,7 @@ def test_the_bound_of_a_step_holds_for_other_orders_than_1f1b() -> None:
     gpipe = make_plan("simulate", simulation)
     assert answer["lower_bound_s"] == gpipe["makespan_s"] == 29.0
     assert answer["value_s"] == 35.0 and answer["complete"]
-    assert "all orders" in render(SplitPlan.model_validate(answer).report())
+    assert "all splits and orders" in render(SplitPlan.model_validate(answer).report())
 
 
 def test_unlike_devices_get_unlike_stages() -> None:

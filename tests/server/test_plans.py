@@ -418,6 +418,7 @@ def test_example_of_each_kind_has_a_figure_and_five_sentences(client: TestClient
     assert answer.status_code == 200, answer.text
     plan = answer.json()
     assert plan.pop("figure").lstrip().startswith("<?xml") and 3 <= len(plan["summary"]) <= 5
+    assert any(line.endswith(": this is optimal") for line in plan["summary"]) == (plan["gap"] <= 1e-6)
     assert plan == client.post(listed["path"], json=listed["example"]).json()
 
 

@@ -91,7 +91,7 @@ class AfdPlan(Plan):
     """
 
     objective_field = "price_s_per_token"
-    kind = "disaggregated choice"
+    bounded = "disaggregated choices"
     bound_field = "lower_bound_price_s_per_token"
 
     attention_instances: int
@@ -117,7 +117,20 @@ class AfdPlan(Plan):
         return self.attention_instances, self.ffn_instances, self.micro_batch, self.recommended
 
     def headline(self) -> str:
-        """The instances, the tokens per second, and the cost of a token."""
+        """The recommended instances, and the cost of a token."""
+        together = self.colocated
+        if self.recommended == "disaggregated" or together is None:
+            return self._disaggregated()
+        plural = "s" if together.instances > 1 else ""
+        saved = 1 - together.price_s_per_token / self.price_s_per_token
+        return (
+            f"recommended: colocated. {together.instances} instance{plural} of attention and FFN together, "
+            f"{together.batch} sequences on each: {format_latency(together.tpot_s)} between tokens, "
+            f"{together.price_s_per_token:.4g} price-seconds per token, "
+            f"{100 * saved:.1f} % less than the best disaggregated choice"
+        )
+
+    def _disaggregated(self) -> str:
         return (
             f"{self.attention_instances} attention and {self.ffn_instances} FFN instances, "
             f"micro-batches of {self.micro_batch}: {self.tokens_per_s:,.0f} tokens/s, "
@@ -129,19 +142,10 @@ class AfdPlan(Plan):
         return {name: price for name, price in self.baselines.items() if name != "colocated"}
 
     def tables(self) -> list[Table]:
-        """The recommendation, the stages and the baselines."""
-        advice = []
-        if self.recommended == "colocated" and self.colocated is not None:
-            plural = "s" if self.colocated.instances > 1 else ""
-            advice = [
-                f"recommended: colocated. {self.colocated.instances} instance{plural} of attention and FFN together, "
-                f"{self.colocated.batch} sequences on each: {format_latency(self.colocated.tpot_s)} between tokens, "
-                f"{self.colocated.price_s_per_token:.4g} price-seconds per token, "
-                f"{100 * (1 - self.colocated.price_s_per_token / self.price_s_per_token):.1f} % less than this plan"
-            ]
+        """The disaggregated choice, its stages and the baselines."""
         prices = [(name, f"{price:.4g}") for name, price in self.baselines.items()]
         return [
-            Table.lines(*advice),
+            Table.lines("" if self.recommended == "disaggregated" else self._disaggregated()),
             Table(("stage", "time"), [(name, format_latency(s)) for name, s in self.stage_s.items()], right=(1,)),
             Table(("baseline", "price-seconds per token (price of all instances x seconds)"), prices, right=(1,)),
             Table.lines(*self.explanation[1:]),

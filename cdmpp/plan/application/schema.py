@@ -104,11 +104,7 @@ class ApplicationPlan(Plan):
     def tables(self) -> list[Table]:
         """The use of the devices, the baselines."""
         busy = [(device, f"{100 * share:.0f} %") for device, share in self.busy.items()]
-        return [
-            Table(("device", "busy"), busy, right=(1,)),
-            self.baseline_table(),
-            Table.lines(*self.explanation[1:]),
-        ]
+        return [Table(("device", "busy"), busy, right=(1,)), self.baseline_table(), Table.lines(*self.explanation[1:])]
 
 
 class ApplicationRequest(Request[ApplicationPlan]):

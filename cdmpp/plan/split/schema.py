@@ -147,6 +147,8 @@ class SplitPlan(Plan):
 
     objective_field = "value_s"
 
+    bounded = "splits and orders"
+
     goal: Goal
     value_s: float
     lower_bound_s: Annotated[
@@ -204,11 +206,7 @@ class SplitPlan(Plan):
             for stage in self.stages
         ]
         header = ("stage", "rank", "device", "layers", "forward", "backward", "peak memory")
-        return [
-            Table(header, stages, right=(4, 5, 6)),
-            self.baseline_table(),
-            Table.lines(*self.explanation[1:]),
-        ]
+        return [Table(header, stages, right=(4, 5, 6)), self.baseline_table(), Table.lines(*self.explanation[1:])]
 
 
 class SplitRequest(Request[SplitPlan]):

@@ -50,7 +50,9 @@ class Reliability(Row):
         """The interval of the plan and the domain of its costs in one sentence; :meth:`lines` has the rest."""
         if not self.programs:
             return "that of the costs, which the request gives as numbers"
-        ends = "" if self.ends is None else f"{_ends_figures(self.ends)} with all predictions at their bounds; "
+        ends = (
+            "" if self.ends is None else f"{' '.join(_ends_figures(self.ends))} with all predictions at their bounds; "
+        )
         where = {"in": "all are in the training domain", "near": "some are only near the training domain"}
         return ends + where.get(str(domain), "some are outside of the training domain: a guess")
 
@@ -93,15 +95,16 @@ def summarise(prices: Sequence[Prediction], given: Sequence[str]) -> Reliability
     )
 
 
-def _ends_figures(ends: Ends) -> str:
+def _ends_figures(ends: Ends) -> tuple[str, str]:
     name = ends.figure.rpartition(".")[2].removesuffix("_s").replace("_", " ")
     in_seconds = ends.figure.endswith("_s")
     low, high = (format_latency(value) if in_seconds else f"{value:.4g}" for value in (ends.lower, ends.upper))
-    return f"{name} {low} to {high}"
+    return name, f"{low} to {high}"
 
 
 def _ends_text(ends: Ends) -> str:
-    text = f"{_ends_figures(ends)} (of this plan)"
+    name, interval = _ends_figures(ends)
+    text = f"{interval} ({name} of this plan)"
     best = {"lower": ends.best_at_lower, "upper": ends.best_at_upper}
     if ends.best_at_lower == ends.best_at_upper == "same plan":
         return f"{text}; it is the best plan at both"

@@ -229,7 +229,7 @@ class Plan(Answer):
     objective_field: ClassVar[str] = "makespan_s"
     bound_field: ClassVar[str] = "lower_bound_s"
     #: What the lower bound holds for, in words.
-    kind: ClassVar[str] = "plan"
+    bounded: ClassVar[str] = "plans"
 
     baselines: Annotated[
         dict[str, float], Field(description="The objective of simpler plans on the same costs, by name.")
@@ -323,14 +323,12 @@ class Plan(Answer):
                 f"the best baseline, {name.replace('_', ' ')}, "
                 + ("is as good" if equal else f"{takes} {self.objective_text(best)}: {times}")
             )
-        lines.append(f"no {self.kind} {takes} less than {bound}: " + self._distance())
+        distance = "this is optimal" if self.gap <= CLOSE else f"this is {100 * self.gap:.3g} % above it"
+        lines.append(f"the lower bound of all {self.bounded} is {bound}: {distance}")
         lines += [f"why: {text}" for text in self.explanation[:1]]
         if self.reliability is not None:
             lines.append(f"trust: {self.reliability.short(self.domain)}")
         return lines
-
-    def _distance(self) -> str:
-        return "this is optimal" if self.gap <= CLOSE else f"this is {100 * self.gap:.3g} % above that bound"
 
     def report(self) -> list[Table]:
         """The summary, then :meth:`tables` and how far the costs are trusted."""

@@ -152,7 +152,7 @@ class CacheUse(Row):
 class SimulatePlan(Plan):
     """Baselines, bound and gap refer to ``makespan_s``."""
 
-    kind = "schedule"
+    bounded = "schedules"
 
     schedule: Annotated[str, Field(description='Its name, or "order".')]
     makespan_s: float
@@ -181,9 +181,8 @@ class SimulatePlan(Plan):
 
     def headline(self) -> str:
         """Step, bubble and memory of the schedule."""
-        return (
-            f"{self.schedule}: {format_latency(self.makespan_s)} a step, {100 * self.bubble:.1f} % bubble"
-            + (f", up to {format_si(self.peak_bytes, 'B')} on a rank" if self.peak_bytes else "")
+        return f"{self.schedule}: {format_latency(self.makespan_s)} a step, {100 * self.bubble:.1f} % bubble" + (
+            f", up to {format_si(self.peak_bytes, 'B')} on a rank" if self.peak_bytes else ""
         )
 
     def tables(self) -> list[Table]:
@@ -207,7 +206,7 @@ class SimulatePlan(Plan):
             Table.lines(
                 f"with {len(self.replicas_s)} further copies: {format_latency(self.step_s)}"
                 if self.replicas_s or self.step_s > self.makespan_s
-                else "",
+                else ""
             ),
             Table(("rank", "stages", "busy", "bubble", "peak memory"), ranks, right=(0, 2, 3, 4)),
             Table(("baseline", "step", "peak memory"), baselines, right=(1, 2)),

@@ -127,7 +127,7 @@ class Trace(Row):
 class ReplayPlan(Plan):
     """Times of all nodes, the critical path, and the interval of the makespan."""
 
-    kind = "order of these nodes"
+    bounded = "orders of the nodes"
 
     makespan_s: float
     lower_bound_s: Annotated[float, Field(description="The longest path, or the time of the busiest stream.")]
@@ -179,7 +179,7 @@ class ReplayPlan(Plan):
         return [
             Table.lines(
                 f"one after the other {format_latency(self.baselines['serial'])}, "
-                f"longest path {format_latency(self.baselines['longest_path'])}",
+                f"longest path {format_latency(self.baselines['longest_path'])}"
             ),
             *_shortened(("critical path", "runs", "time", "share"), path),
             *_shortened(("stream", "nodes", "busy", "idle"), streams),

@@ -155,7 +155,9 @@ async def _plan(spec: PlannerSpec, request: Request, body: bytes, deadline: Dead
     budget_s = reply["budget_s"]
     if (budget_s is not None and budget_s > state.settings.max_inline_s) or _wants_job(request):
         if figure:
-            message = f"a figure comes with an answer, and this request becomes a job ({state.settings.max_inline_s:g} s)"
+            message = (
+                f"a figure comes with an answer, and this request becomes a job ({state.settings.max_inline_s:g} s)"
+            )
             hint = "give a smaller budget_s, leave figure out, or draw the plan with `cdmpp plan --figure`"
             raise ProblemError("invalid_field", message, hint, status=409)
         # Errors are reported now, because a client may never read the job.
@@ -299,7 +301,7 @@ _PARAMETERS: list[dict[str, Any]] = [
         "name": "figure",
         "in": "query",
         "required": False,
-        "description": "`svg`: the answer has its figure, as the text of an SVG file, in the key `figure`. Not for jobs.",
+        "description": "`svg`: the answer has its figure as SVG text in the key `figure`. Not for jobs.",
         "schema": {"type": "string", "enum": ["svg"]},
     },
 ]
