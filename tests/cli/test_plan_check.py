@@ -53,7 +53,7 @@ def test_a_wrong_answer_exits_with_code_1(run: Run, files: tuple[Path, Path]) ->
 def test_the_answer_as_a_table_and_a_picture(run: Run, files: tuple[Path, Path], tmp_path: Path) -> None:
     picture = tmp_path / "plan.png"
     done = run.ok("plan", "pipeline", files[0], "--figure", picture)
-    assert "above the lower bound" in done.stdout
+    assert "the lower bound of all plans is" in done.stdout
     assert "model 0" in done.stdout and picture.read_bytes().startswith(b"\x89PNG")
 
 

@@ -68,9 +68,9 @@ def test_recommendation_is_the_cheapest_of_all_choices_that_keep_the_goal(
     assert answer["baselines"].get("colocated", math.inf) == pytest.approx(best)
     cheaper = best < answer["price_s_per_token"] * (1 - 1e-9)
     assert answer["recommended"] == ("colocated" if cheaper else "disaggregated")
-    text = render(AfdPlan.model_validate(answer).tables())
+    text = render(AfdPlan.model_validate(answer).report())
     assert text.startswith("recommended: colocated") == cheaper
-    assert f"cost: {answer['price_s_per_token']:.4g} price-seconds per token" in text
+    assert f"{answer['price_s_per_token']:.4g} price-seconds per token" in text
     if cheaper:
         together = answer["colocated"]
         assert together["instances"] <= instances
@@ -102,7 +102,7 @@ def test_the_example_is_answered_from_predictions(predictor: LatencyPredictor, t
     assert answer["tpot_s"] <= value["tpot_s"]
     assert any("attention_decode:" in line for line in answer["explanation"])
     request = AfdRequest.model_validate(value)
-    assert "attention and" in render(plan.tables())
+    assert "attention and" in render(plan.report())
     draw(request, plan).savefig(tmp_path / "afd.png")
 
 

@@ -176,7 +176,7 @@ def test_example_is_planned_with_predictions(predictor: LatencyPredictor, tmp_pa
     assert known["mean_latency_s"] == answer["known_s"] and known["online_gap"] == answer["online_gap"]
     assert any(line.startswith("assumed: all arrivals are known") for line in known["explanation"])
     request = ApplicationRequest.model_validate(value)
-    assert "above the lower bound" in render(plan.tables())
+    assert "the lower bound of all plans is" in render(plan.report())
     draw(request, plan).savefig(tmp_path / "application.png")
 
 

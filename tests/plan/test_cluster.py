@@ -83,7 +83,7 @@ def test_the_example_is_planned_with_predictions(predictor: LatencyPredictor, tm
     assert answer["gap"] >= -1e-9
     assert any("conv2d" in line for line in answer["explanation"])
     request = ClusterRequest.model_validate(value)
-    assert "above the lower bound" in render(plan.tables())
+    assert "the lower bound of all plans is" in render(plan.report())
     draw(request, plan).savefig(tmp_path / "cluster.png")
 
 

@@ -24,7 +24,7 @@ SIMULATE: dict[str, Any] = {"stages": [STAGE] * 3, "micro_batches": 4}
 #: Sends of 99 MB: 0.1 s.
 SEND, SEND_S = collective("send_recv", 99e6, 2), seconds(99e6)
 #: Fields that differ between a plan on given and on predicted costs.
-PROVENANCE = ("model_id", "domain", "reliability", "explanation", "interval", "cache")
+PROVENANCE = ("model_id", "domain", "reliability", "explanation", "interval", "cache", "summary")
 
 
 def plan(kind: str, request: dict[str, Any], predictor: Any = None) -> dict[str, Any]:

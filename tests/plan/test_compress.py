@@ -192,7 +192,7 @@ def test_plan_has_timeline_baselines_and_bound() -> None:
     assert set(answer["baselines"]) == {"none", "c on gpu", "c on cpu", "bytecomp"}
     assert answer["lower_bound_s"] <= answer["iteration_s"] <= min(answer["baselines"].values())
     request = CompressRequest.model_validate(given_costs())
-    assert "bytecomp" in render(plan.tables())
+    assert "bytecomp" in render(plan.report())
     assert "(ms)" in draw(request, plan).axes[0].get_xlabel()
 
 

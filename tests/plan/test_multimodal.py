@@ -36,6 +36,7 @@ from cdmpp.plan.multimodal.tasks import (
 )
 from cdmpp.plan.registry import make_plan
 from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import Progress, SearchControl
 from cdmpp_server.plan_limits import DEFAULTS
 from tests.plan.multimodal_cases import module, step
@@ -388,10 +389,8 @@ def test_example_is_priced_and_explained_by_its_programs(predictor: LatencyPredi
     assert answer["model_id"] == predictor.model_id
     line = next(line for line in answer["explanation"] if line.startswith("language:"))
     assert "forward: linear:" in line and "backward: linear:" in line
-    interval = next(
-        line for line in map(str, MultimodalPlan.model_validate(answer).report()) if "at their bounds" in line
-    )
-    assert re.search(r"at their bounds: \d+ ms to \d+ ms", interval)
+    text = render(MultimodalPlan.model_validate(answer).report())
+    assert re.search(r"at their bounds: \d+ ms to \d+ ms", text)
     example = read_request(MultimodalRequest, value)
     assert check(example, answer, predict_prices(example.price_requests(), predictor)) == []
 

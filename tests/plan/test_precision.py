@@ -127,7 +127,7 @@ def test_programs_of_the_example_are_priced_on_both_devices(predictor: LatencyPr
 
 
 def test_tables_show_types_figures_and_baselines() -> None:
-    text = render(solved().tables())
+    text = render(solved().report())
     for part in ("operator  fast", "casts given", "sensitivity", "heap", "breaks a limit", "the time limit of"):
         assert part in text
 

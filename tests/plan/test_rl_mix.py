@@ -140,7 +140,7 @@ def test_plan_divides_samples_between_unlike_pools_and_is_faster_than_one() -> N
     assert mixed.baselines["one_pool"] >= mixed.step_s
     assert mixed.baselines["proportional"] >= mixed.step_s * 0.99
     assert mixed.lower_bound_s <= mixed.step_s
-    text = render(mixed.tables())
+    text = render(mixed.report())
     assert "fast" in text and "samples from rank 0" in text
     request = read_request(RlRequest, {**REQUEST, "mix_pools": True})
     bars = [label.get_text() for label in draw(request, mixed).axes[-1].get_yticklabels()]

@@ -417,7 +417,7 @@ def test_example_is_predicted_rendered_and_plotted(predictor: LatencyPredictor, 
     assert loss is not None and loss < -0.01
     longer = f"generation takes {-100 * loss:.1f} % longer than without a split: set ranker.misses"
     assert any(longer in line for line in plan.explanation)
-    text = render(plan.tables())
+    text = render(plan.report())
     assert "simulated" in text
     assert "tail" in text
     figure = draw(request, plan)

@@ -146,7 +146,7 @@ def test_the_bound_of_a_step_holds_for_other_orders_than_1f1b() -> None:
     gpipe = make_plan("simulate", simulation)
     assert answer["lower_bound_s"] == gpipe["makespan_s"] == 29.0
     assert answer["value_s"] == 35.0 and answer["complete"]
-    assert "all orders" in render(SplitPlan.model_validate(answer).tables())
+    assert "all splits and orders" in render(SplitPlan.model_validate(answer).report())
 
 
 def test_unlike_devices_get_unlike_stages() -> None:
@@ -192,7 +192,7 @@ def test_predicted_layers_are_planned_printed_and_drawn(predictor: LatencyPredic
     assert min(counts[:2]) > max(counts[2:])  # the faster devices come first, and get more
     assert any("is long because of linear:" in line for line in answer["explanation"])
     assert answer["value_s"] <= min(answer["baselines"].values())
-    assert "lower bound" in render(plan.tables())
+    assert "lower bound" in render(plan.report())
     assert [axes.get_xlabel() for axes in draw(request, plan).axes] == ["one micro-batch (ms)", "peak memory (GB)"]
 
 

@@ -409,3 +409,21 @@ def test_finished_plan_reports_its_objective_and_bound(kind: str) -> None:
     answer = json.loads(text)
     assert reply["best"] >= reply["bound"] > 0
     assert reply["best"] / reply["bound"] - 1 == pytest.approx(answer["gap"])
+
+
+@pytest.mark.parametrize("kind", PLANNERS)
+def test_example_of_each_kind_has_a_figure_and_five_sentences(client: TestClient, kind: str) -> None:
+    listed = {spec["kind"]: spec for spec in client.get("/plans").json()["kinds"]}[kind]
+    answer = client.post(f"{listed['path']}?figure=svg", json=listed["example"])
+    assert answer.status_code == 200, answer.text
+    plan = answer.json()
+    assert plan.pop("figure").lstrip().startswith("<?xml") and 3 <= len(plan["summary"]) <= 5
+    assert any(line.endswith(": this is optimal") for line in plan["summary"]) == (plan["gap"] <= 1e-6)
+    assert plan == client.post(listed["path"], json=listed["example"]).json()
+
+
+def test_figure_of_another_format_or_of_a_job_is_refused(client: TestClient) -> None:
+    path, example = PLANNERS["pipeline"].path, EXAMPLE_REQUESTS["pipeline"]
+    assert "svg" in problem(client.post(f"{path}?figure=png", json=example), 422, "invalid_request")["hint"]
+    refusal = problem(client.post(f"{path}?figure=svg", json={**example, "budget_s": 60}), 409, "invalid_field")
+    assert "budget_s" in refusal["hint"]

@@ -91,6 +91,7 @@ class AfdPlan(Plan):
     """
 
     objective_field = "price_s_per_token"
+    bounded = "disaggregated choices"
     bound_field = "lower_bound_price_s_per_token"
 
     attention_instances: int
@@ -115,37 +116,39 @@ class AfdPlan(Plan):
         """Instances, micro-batch and recommendation."""
         return self.attention_instances, self.ffn_instances, self.micro_batch, self.recommended
 
-    def tables(self) -> list[Table]:
-        """The choice, its stages and its baselines."""
-        advice = []
-        if self.recommended == "colocated" and self.colocated is not None:
-            plural = "s" if self.colocated.instances > 1 else ""
-            advice = [
-                f"recommended: colocated. {self.colocated.instances} instance{plural} of attention and FFN together, "
-                f"{self.colocated.batch} sequences on each: {format_latency(self.colocated.tpot_s)} between tokens, "
-                f"{self.colocated.price_s_per_token:.4g} price-seconds per token, "
-                f"{100 * (1 - self.colocated.price_s_per_token / self.price_s_per_token):.1f} % less than the best "
-                "disaggregated choice:"
-            ]
-        choice = (
+    def headline(self) -> str:
+        """The recommended instances, and the cost of a token."""
+        together = self.colocated
+        if self.recommended == "disaggregated" or together is None:
+            return self._disaggregated()
+        plural = "s" if together.instances > 1 else ""
+        saved = 1 - together.price_s_per_token / self.price_s_per_token
+        return (
+            f"recommended: colocated. {together.instances} instance{plural} of attention and FFN together, "
+            f"{together.batch} sequences on each: {format_latency(together.tpot_s)} between tokens, "
+            f"{together.price_s_per_token:.4g} price-seconds per token, "
+            f"{100 * saved:.1f} % less than the best disaggregated choice"
+        )
+
+    def _disaggregated(self) -> str:
+        return (
             f"{self.attention_instances} attention and {self.ffn_instances} FFN instances, "
             f"micro-batches of {self.micro_batch}: {self.tokens_per_s:,.0f} tokens/s, "
-            f"{format_latency(self.tpot_s)} between tokens"
+            f"{format_latency(self.tpot_s)} between tokens, {self.price_s_per_token:.4g} price-seconds per token"
         )
-        price = (
-            f"cost: {self.price_s_per_token:.4g} price-seconds per token (price of all instances x seconds), "
-            f"{100 * self.gap:.1f} % above the lower bound of disaggregated choices"
-        )
+
+    def simple_plans(self) -> dict[str, float]:
+        """Without whole layers on one instance, which may be cheaper than every disaggregated choice."""
+        return {name: price for name, price in self.baselines.items() if name != "colocated"}
+
+    def tables(self) -> list[Table]:
+        """The disaggregated choice, its stages and the baselines."""
+        prices = [(name, f"{price:.4g}") for name, price in self.baselines.items()]
         return [
-            Table.lines(*advice, choice),
+            Table.lines("" if self.recommended == "disaggregated" else self._disaggregated()),
             Table(("stage", "time"), [(name, format_latency(s)) for name, s in self.stage_s.items()], right=(1,)),
-            Table.lines(price),
-            Table(
-                ("baseline", "price-seconds per token"),
-                [(name, f"{v:.4g}") for name, v in self.baselines.items()],
-                right=(1,),
-            ),
-            Table.lines(*self.explanation),
+            Table(("baseline", "price-seconds per token (price of all instances x seconds)"), prices, right=(1,)),
+            Table.lines(*self.explanation[1:]),
         ]
 
 

@@ -135,6 +135,10 @@ class ClusterPlan(Plan):
         """Workers of the jobs."""
         return [job.workers for job in self.jobs]
 
+    def headline(self) -> str:
+        """The sum of the remaining times."""
+        return f"sum of remaining times {format_latency(self.total_remaining_s)}"
+
     def tables(self) -> list[Table]:
         """Returned servers, workers and times by job, baselines."""
         back = self.reclaimed
@@ -146,13 +150,11 @@ class ClusterPlan(Plan):
             Table.lines(
                 ""
                 if back is None
-                else f"return {', '.join(back.servers)}: preempts {', '.join(back.preempted) or 'no job'}",
-                f"sum of remaining times {format_latency(self.total_remaining_s)}, "
-                f"{100 * self.gap:.2f} % above the lower bound",
+                else f"return {', '.join(back.servers)}: preempts {', '.join(back.preempted) or 'no job'}"
             ),
             Table(("job", "workers", "remaining time"), jobs, right=(1, 2)),
             self.baseline_table(),
-            Table.lines(*self.explanation),
+            Table.lines(*self.explanation[1:]),
         ]
 
 

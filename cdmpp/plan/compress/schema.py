@@ -122,7 +122,7 @@ class CompressPlan(Plan):
         return self.iteration_s / self.lower_bound_s - 1
 
     def tables(self) -> list[Table]:
-        """The iteration, each tensor, the baselines."""
+        """Each tensor, the baselines."""
         tensors = [
             (
                 tensor.name,
@@ -133,13 +133,9 @@ class CompressPlan(Plan):
             for tensor in self.tensors
         ]
         return [
-            Table.lines(
-                f"iteration {format_latency(self.iteration_s)}, "
-                f"lower bound {format_latency(self.lower_bound_s)}, gap {100 * self.gap:.2f} %"
-            ),
             Table(("tensor", "exchange", "compression", ""), tensors, right=(1,)),
             self.baseline_table(),
-            Table.lines(*self.explanation),
+            Table.lines(*self.explanation[1:]),
         ]
 
 

@@ -82,9 +82,13 @@ class DataParallelPlan(Plan):
         """The best bucket size."""
         return self.bucket_bytes, self.first_bucket_bytes
 
-    def tables(self) -> list[Table]:
-        """The best bucket size, all bucket sizes, the baselines."""
+    def headline(self) -> str:
+        """The iteration and its buckets."""
         best = BucketSize(bucket_bytes=self.bucket_bytes, first_bucket_bytes=self.first_bucket_bytes)
+        return f"{format_latency(self.iteration_s)} per iteration with buckets of {best}"
+
+    def tables(self) -> list[Table]:
+        """All bucket sizes, the baselines."""
         choices = [
             (
                 str(choice),
@@ -95,13 +99,9 @@ class DataParallelPlan(Plan):
             for choice in self.choices
         ]
         return [
-            Table.lines(
-                f"{format_latency(self.iteration_s)} per iteration with buckets of {best}, "
-                f"{100 * self.gap:.1f} % above the lower bound of {format_latency(self.lower_bound_s)}"
-            ),
             Table(("bucket", "all-reduces", "iteration", "exposed"), choices, right=(1, 2, 3)),
             self.baseline_table(),
-            Table.lines(*self.explanation),
+            Table.lines(*self.explanation[1:]),
         ]
 
 

@@ -133,11 +133,7 @@ class FusedPlan(Plan):
         return rows[0] if all(row == rows[0] for row in rows) and len({*rows[0]}) == len(rows[0]) else None
 
     def tables(self) -> list[Table]:
-        """Makespan, baselines, and the work and memory of each rank."""
-        makespan = (
-            f"makespan {format_latency(self.makespan_s)}, {100 * self.gap:.2f} % above the lower bound "
-            f"({format_latency(self.lower_bound_s)})"
-        )
+        """Baselines, and the work and memory of each rank."""
         baselines = [
             (name, format_latency(seconds), f"{seconds / self.makespan_s:.2f} x")
             for name, seconds in self.baselines.items()
@@ -148,11 +144,10 @@ class FusedPlan(Plan):
             first = " ".join(f"{step.pass_}{step.micro_batch}.{step.model}" for step in row[:8])
             ranks.append((str(rank), f"{100 * busy:.1f} %", f"{peak:g}", first + (" ..." if len(row) > 8 else "")))
         return [
-            Table.lines(makespan),
             Table(("baseline", "makespan", "ratio"), baselines, right=(1, 2)),
             Table.lines(f"peak activations of a rank {self.peak_activations:g}"),
             Table(("rank", "busy", "activations", "first passes"), ranks, right=(0, 1, 2)),
-            Table.lines("F0.1: forward pass of micro-batch 0 of model 1", *self.explanation),
+            Table.lines("F0.1: forward pass of micro-batch 0 of model 1", *self.explanation[1:]),
         ]
 
 

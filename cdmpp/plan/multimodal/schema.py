@@ -168,26 +168,28 @@ class MultimodalPlan(Plan):
             return self.plans
         return [StepPlan.model_validate({name: getattr(self, name) for name in StepPlan.model_fields})]
 
+    def headline(self) -> str:
+        """Makespan and bubble."""
+        return f"makespan {format_latency(self.makespan_s)}, bubble {100 * self.bubble:.1f} %"
+
     def tables(self) -> list[Table]:
-        """Makespan and baselines, sub-micro-batches and memory of each step, and the layout."""
-        summary = (
-            f"makespan {format_latency(self.makespan_s)}, lower bound {format_latency(self.lower_bound_s)} "
-            f"(gap {100 * self.gap:.2f} %), of the variants searched {format_latency(self.searched_lower_bound_s)}, "
-            f"bubble {100 * self.bubble:.1f} %"
-        )
+        """Baselines, sub-micro-batches and memory of each step, and the layout."""
         baselines = [
             (name, format_latency(seconds), f"{seconds / self.makespan_s:.3f} x")
             for name, seconds in self.baselines.items()
         ]
-        tables = [Table.lines(summary), Table(("baseline", "makespan", "ratio"), baselines, right=(1, 2))]
+        tables = [Table(("baseline", "makespan", "ratio"), baselines, right=(1, 2))]
         for number, step in enumerate(self.step_plans()):
             if self.plans is not None:
                 gap = f"gap {100 * step.gap:.2f} %"
                 tables.append(Table.lines(f"step {number}: {format_latency(step.makespan_s)}, {gap}"))
             tables += step.tables()
-        searched = f"{self.steps:,} orders evaluated, {100 * self.cache.hit_rate:.0f} % of them from the cache"
+        searched = (
+            f"lower bound of the variants searched {format_latency(self.searched_lower_bound_s)}; "
+            f"{self.steps:,} orders evaluated, {100 * self.cache.hit_rate:.0f} % of them from the cache"
+        )
         done = "; no plan of this request is shorter" if self.complete else ""
-        return [*tables, self._layout_table(), Table.lines(searched + done, *self.explanation)]
+        return [*tables, self._layout_table(), Table.lines(searched + done, *self.explanation[1:])]
 
     def _layout_table(self) -> Table:
         rows = []

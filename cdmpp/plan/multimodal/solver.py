@@ -58,7 +58,7 @@ def solve(request: MultimodalRequest, control: SearchControl) -> MultimodalPlan:
         ends = [(step.interval.lower_s, step.interval.upper_s) for step in steps if step.interval is not None]
         lower_s, upper_s = (sum(column) for column in zip(*ends, strict=True)) if ends else (0.0, 0.0)
         execution = None if unrestricted_s is None else Execution.of(total["makespan_s"], unrestricted_s)
-        lines = explain(solutions, costs, total["makespan_s"], total["lower_bound_s"], baselines)
+        lines = explain(solutions, costs, total["makespan_s"], baselines)
         return MultimodalPlan(
             **total,
             baselines=baselines,
@@ -197,23 +197,15 @@ def explain(
     solutions: Sequence[StepSolution],
     costs: Sequence[tuple[list[Cost], list[Cost]]],
     makespan_s: float,
-    bound_s: float,
     baselines: dict[str, float],
 ) -> list[str]:
-    """Sentences that explain the makespan.
+    """Sentences that explain the makespan of all steps.
 
-    Parameters
-    ----------
-    costs : sequence of (list of Cost, list of Cost)
-        Forward and backward cost of a layer of each module, by size.
-    makespan_s, bound_s : float
-        Sums of all steps.
-    baselines : dict of str to float
-        Makespans of the baselines in seconds.
+    ``costs``: forward and backward cost of a layer of each module, by size. ``baselines``: makespans in seconds.
     """
-    proven = all(solution.complete for solution in solutions)
-    gap = f"{100 * (makespan_s / bound_s - 1):.1f} % above the lower bound of all plans"
-    lines = [f"{format_latency(makespan_s)}, {'no plan of this request is shorter' if proven else gap}"]
+    longest = max(solutions, key=lambda solution: solution.schedule.makespan_s)
+    tasks = longest.schedule.tasks
+    lines = [_busiest_rank(tasks, longest.schedule.makespan_s)]
     if "1f1b" in baselines:
         counts = ", ".join(str(solution.micro_batches) for solution in solutions)
         lines.append(
@@ -227,9 +219,6 @@ def explain(
             "plans of so many passes that they or their answer would exceed budget_s were left out; a larger one may "
             "find shorter plans"
         )
-    longest = max(solutions, key=lambda solution: solution.schedule.makespan_s)
-    tasks = longest.schedule.tasks
-    lines.append(_busiest_rank(tasks, longest.schedule.makespan_s))
     kept = tasks.with_knobs(tasks.uniform_knobs("keep"))
     added_s = _work_by_rank(tasks, tasks.duration_s - kept.duration_s)
     if added_s.any():

@@ -258,22 +258,21 @@ class PrecisionPlan(Plan):
         """The iteration at the bounds of the costs."""
         return self.iteration_lower_s, self.iteration_upper_s
 
+    def headline(self) -> str:
+        """Sensitivity and iteration."""
+        return (
+            f"sensitivity {self.sensitivity:.6g} with an iteration of {format_latency(self.iteration_s)} "
+            f"(limit {format_latency(self.iteration_limit_s)})"
+        )
+
     def tables(self) -> list[Table]:
-        """Types by operator and device, figures of the devices, and the plan with its baselines."""
+        """Types by operator and device, figures of the devices, and the baselines."""
         names = list(self.devices[0].dtypes)
         types = [(name, *(device.dtypes[name] for device in self.devices)) for name in names[:_MAX_ROWS]]
         out = [Table(("operator", *(device.name for device in self.devices)), types)]
         if len(names) > _MAX_ROWS:
             out.append(Table.lines(f"... and {len(names) - _MAX_ROWS} more (--json lists all)"))
         out.append(Table.lines(*map(_device_line, self.devices)))
-        out.append(
-            Table.lines(
-                f"iteration {format_latency(self.iteration_s)} "
-                f"({format_latency(self.iteration_lower_s)} to {format_latency(self.iteration_upper_s)}), "
-                f"limit {format_latency(self.iteration_limit_s)}",
-                f"sensitivity {self.sensitivity:.6g}, lower bound {self.lower_bound:.6g}, gap {100 * self.gap:.2f} %",
-            )
-        )
         rows = [
             (
                 plan.name,
@@ -284,7 +283,7 @@ class PrecisionPlan(Plan):
             for plan in self.baseline_plans
         ]
         out.append(Table(("baseline", "sensitivity", "iteration", ""), rows, right=(1, 2)))
-        out.append(Table.lines(*self.explanation))
+        out.append(Table.lines(*self.explanation[1:]))
         return out
 
 

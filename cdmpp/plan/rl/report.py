@@ -449,10 +449,10 @@ def explain(request: RlRequest, problem: RlProblem, result: SearchResult, split:
     ``split``: the tail split as the plan reports it.
     """
     return [
+        *_stages(problem, result),
         f"all times are simulated: means over {len(result.steps)} held-out steps, drawn from the lengths and not used "
         "by the search",
         *_assumed(request),
-        *_stages(problem, result),
         *_split(result, split),
         *_programs(request, result, split),
         *_search(result),

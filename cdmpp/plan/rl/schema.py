@@ -334,24 +334,35 @@ class RlPlan(Plan):
             return None
         return self.step_lower_s, self.step_upper_s
 
+    def headline(self) -> str:
+        """The step, its price, and who generates and trains."""
+        price = f", price {self.price_per_step:.4g}" if self.price_per_step else ""
+        training = self.training
+        trains = "" if training is None else f", {training.units} train" if self.streaming else ", the same train"
+        step = f"step {format_latency(self.step_s)} (simulated){price}"
+        return f"{step}: {self.generation.instances} units generate{trains}"
+
+    @property
+    def objective_name(self) -> str:
+        """Time or price."""
+        return self.objective.name
+
+    @property
+    def in_seconds(self) -> bool:
+        """Not where the price is minimised."""
+        return self.objective.name == "time"
+
+    def simple_plans(self) -> dict[str, float]:
+        """Without the limit, and without the plan that guesses each length."""
+        return {name: value for name, value in self.baselines.items() if name not in ("floor", "guesses")}
+
     def tables(self) -> list[Table]:
-        """The step, its stages, the baselines, the elastic table and the explanation."""
-        step = f"step {format_latency(self.step_s)} (simulated)"
-        if self.step_lower_s is not None and self.step_upper_s is not None:
-            step += f" [{format_latency(self.step_lower_s)} – {format_latency(self.step_upper_s)}]"
-        if self.price_per_step:
-            step += f", price {self.price_per_step:.4g}"
-        if self.domain is not None:
-            step += f"  {self.domain}"
-        bound = (
-            f"lower bound {format_latency(self.lower_bound_s)}; {self.objective.name} {100 * self.gap:.1f} % above its "
-            "lower bound"
-        )
-        tables = [Table.lines(step, bound, *self._stage_lines()), self._cost_table(), self._baseline_table()]
+        """The stages, the baselines, the elastic table and the explanation."""
+        tables = [Table.lines(*self._stage_lines()), self._cost_table(), self._baseline_table()]
         if self.elastic:
             tables.append(self._elastic_table())
         left_out = [f"pool {name!r} cannot generate: {reason}" for name, reason in self.left_out.items()]
-        return [*tables, Table.lines(*self.explanation, *left_out)]
+        return [*tables, Table.lines(*self.explanation[1:], *left_out)]
 
     def _stage_lines(self) -> list[str]:
         stage, training, migration = self.generation, self.training, self.migration

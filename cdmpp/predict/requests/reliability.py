@@ -46,6 +46,16 @@ class Reliability(Row):
     ]
     assumed: list[str] = Field(default_factory=list, description="What was assumed of links and networks of devices.")
 
+    def short(self, domain: str | None) -> str:
+        """The interval of the plan and the domain of its costs in one sentence; :meth:`lines` has the rest."""
+        if not self.programs:
+            return "that of the costs, which the request gives as numbers"
+        ends = (
+            "" if self.ends is None else f"{' '.join(_ends_figures(self.ends))} with all predictions at their bounds; "
+        )
+        where = {"in": "all are in the training domain", "near": "some are only near the training domain"}
+        return ends + where.get(str(domain), "some are outside of the training domain: a guess")
+
     def lines(self, model_id: str | None, domain: str | None) -> list[str]:
         """The same as sentences."""
         given = ", ".join(self.given[:_MOST_NAMED])
@@ -85,11 +95,16 @@ def summarise(prices: Sequence[Prediction], given: Sequence[str]) -> Reliability
     )
 
 
-def _ends_text(ends: Ends) -> str:
+def _ends_figures(ends: Ends) -> tuple[str, str]:
     name = ends.figure.rpartition(".")[2].removesuffix("_s").replace("_", " ")
     in_seconds = ends.figure.endswith("_s")
     low, high = (format_latency(value) if in_seconds else f"{value:.4g}" for value in (ends.lower, ends.upper))
-    text = f"{low} to {high} ({name} of this plan)"
+    return name, f"{low} to {high}"
+
+
+def _ends_text(ends: Ends) -> str:
+    name, interval = _ends_figures(ends)
+    text = f"{interval} ({name} of this plan)"
     best = {"lower": ends.best_at_lower, "upper": ends.best_at_upper}
     if ends.best_at_lower == ends.best_at_upper == "same plan":
         return f"{text}; it is the best plan at both"

@@ -85,6 +85,8 @@ __all__ = [
 
 #: Relative differences up to this are rounding errors of sums.
 ROUNDING = 1e-12
+#: Relative differences up to this are none for a reader.
+CLOSE = 1e-6
 
 A = TypeVar("A", bound="Answer")
 
@@ -226,6 +228,8 @@ class Plan(Answer):
 
     objective_field: ClassVar[str] = "makespan_s"
     bound_field: ClassVar[str] = "lower_bound_s"
+    #: What the lower bound holds for, in words.
+    bounded: ClassVar[str] = "plans"
 
     baselines: Annotated[
         dict[str, float], Field(description="The objective of simpler plans on the same costs, by name.")
@@ -279,6 +283,58 @@ class Plan(Answer):
         if not math.isfinite(self.gap):
             raise PydanticCustomError("finite_number", "the lower bound is too small")
         return self
+
+    def headline(self) -> str:
+        """What the plan reaches, and how: the first sentence of its summary."""
+        return f"{self.objective_name} {self.objective_text(self.objective_value)}"
+
+    @property
+    def objective_name(self) -> str:
+        """Of the objective, in words."""
+        return self.objective_field.rpartition(".")[2].removesuffix("_s").replace("_", " ")
+
+    def objective_text(self, value: float) -> str:
+        """A value of the objective, with its unit."""
+        return format_latency(value) if self.in_seconds else f"{value:.4g}"
+
+    @property
+    def in_seconds(self) -> bool:
+        """Whether the objective is a time."""
+        return self.objective_field.endswith("_s")
+
+    def simple_plans(self) -> Mapping[str, float]:
+        """The baselines that are plans: they could be carried out, and know no more than this plan does."""
+        return self.baselines
+
+    @computed_field(  # type: ignore[prop-decorator]
+        description="The plan in at most five sentences: what it reaches, the best simple plan, the lower bound, why, "
+        "and how far the costs are trusted."
+    )
+    @property
+    def summary(self) -> list[str]:
+        """The plan in at most five sentences."""
+        takes = "takes" if self.in_seconds else "has"
+        value, bound, lines = self.objective_value, self.objective_text(self.bound_value), [self.headline()]
+        if simple := self.simple_plans():
+            name, best = min(simple.items(), key=lambda item: item[1])
+            times = f"{best / value:.3g} times as {'long' if self.in_seconds else 'much'}" if value else "the same"
+            equal = abs(best - value) <= CLOSE * value
+            lines.append(
+                f"the best baseline, {name.replace('_', ' ')}, "
+                + ("is as good" if equal else f"{takes} {self.objective_text(best)}: {times}")
+            )
+        distance = "this is optimal" if self.gap <= CLOSE else f"this is {100 * self.gap:.3g} % above it"
+        lines.append(f"the lower bound of all {self.bounded} is {bound}: {distance}")
+        lines += [f"why: {text}" for text in self.explanation[:1]]
+        if self.reliability is not None:
+            lines.append(f"trust: {self.reliability.short(self.domain)}")
+        return lines
+
+    def report(self) -> list[Table]:
+        """The summary, then :meth:`tables` and how far the costs are trusted."""
+        details = [table for table in super().report() if table.header or table.rows]
+        apart = [("",)] if details and not details[0].header else []
+        return [Table(rows=[*((line,) for line in self.summary), *apart]), *details]
 
     def baseline_table(self) -> Table:
         """The baselines, smallest first, for plans whose objective is in seconds."""

@@ -152,6 +152,8 @@ class CacheUse(Row):
 class SimulatePlan(Plan):
     """Baselines, bound and gap refer to ``makespan_s``."""
 
+    bounded = "schedules"
+
     schedule: Annotated[str, Field(description='Its name, or "order".')]
     makespan_s: float
     replicas_s: Annotated[list[float], Field(description="Makespans of the further copies.")]
@@ -177,8 +179,14 @@ class SimulatePlan(Plan):
     copies: Annotated[list[TimelinePass], Field(description="Copies of activations to the host (out) and back (in).")]
     cache: CacheUse
 
+    def headline(self) -> str:
+        """Step, bubble and memory of the schedule."""
+        return f"{self.schedule}: {format_latency(self.makespan_s)} a step, {100 * self.bubble:.1f} % bubble" + (
+            f", up to {format_si(self.peak_bytes, 'B')} on a rank" if self.peak_bytes else ""
+        )
+
     def tables(self) -> list[Table]:
-        """The step, its ranks and its baselines."""
+        """The ranks and the baselines."""
         ranks = [
             (
                 str(rank.rank),
@@ -196,16 +204,13 @@ class SimulatePlan(Plan):
         ]
         return [
             Table.lines(
-                f"{self.schedule}: {format_latency(self.makespan_s)} a step, {100 * self.bubble:.1f} % bubble, "
-                f"{100 * self.gap:.1f} % above the lower bound of all schedules ({format_latency(self.lower_bound_s)})"
-                + (f", up to {format_si(self.peak_bytes, 'B')} on a rank" if self.peak_bytes else ""),
                 f"with {len(self.replicas_s)} further copies: {format_latency(self.step_s)}"
                 if self.replicas_s or self.step_s > self.makespan_s
-                else "",
+                else ""
             ),
             Table(("rank", "stages", "busy", "bubble", "peak memory"), ranks, right=(0, 2, 3, 4)),
             Table(("baseline", "step", "peak memory"), baselines, right=(1, 2)),
-            Table.lines(*self.explanation),
+            Table.lines(*self.explanation[1:]),
         ]
 
 

@@ -93,6 +93,12 @@ async def support(request: Request) -> Response:
     return _respond(request, "support.html")
 
 
+@router.api_route("/plans.html", methods=["GET", "HEAD"], include_in_schema=False)
+async def plans(request: Request) -> Response:
+    """The page of plans."""
+    return _respond(request, "plans.html")
+
+
 @router.api_route("/page/{name}", methods=["GET", "HEAD"], include_in_schema=False)
 async def asset(request: Request, name: str) -> Response:
     """A script, a style sheet or the icon of a page."""

@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> None:
             if header["do"] == "check":
                 return work.check(reader, kind, body, prices)
             progress = replies.send if header["progress"] else None
-            return work.solve(reader, kind, body, prices, running.append, progress)
+            return work.solve(reader, kind, body, prices, running.append, progress, header.get("figure", False))
         except Exception as error:
             refusal = work.problem(error)
             if refusal is None:

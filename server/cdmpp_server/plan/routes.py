@@ -138,6 +138,7 @@ async def answer(spec: PlannerSpec, request: Request) -> Response:
 
 async def _plan(spec: PlannerSpec, request: Request, body: bytes, deadline: Deadline) -> Response:
     state = request.app.state
+    figure = _wants_figure(request)
     header = {"do": "read", "kind": spec.name, "body": len(body)}
     reply, programs = await state.planners.run(header, body, deadline)
     count_items(request, max(reply["programs"], 1))
@@ -153,10 +154,16 @@ async def _plan(spec: PlannerSpec, request: Request, body: bytes, deadline: Dead
             raise ProblemError(error.code, error.message, error.hint, status=409, errors=places) from None
     budget_s = reply["budget_s"]
     if (budget_s is not None and budget_s > state.settings.max_inline_s) or _wants_job(request):
+        if figure:
+            message = (
+                f"a figure comes with an answer, and this request becomes a job ({state.settings.max_inline_s:g} s)"
+            )
+            hint = "give a smaller budget_s, leave figure out, or draw the plan with `cdmpp plan --figure`"
+            raise ProblemError("invalid_field", message, hint, status=409)
         # Errors are reported now, because a client may never read the job.
         await state.planners.run({"do": "check", "kind": spec.name, "body": len(body)}, body + prices, deadline)
         return await submit(request.app, spec.name, body, prices, budget_s)
-    header = {"do": "solve", "kind": spec.name, "body": len(body), "progress": False}
+    header = {"do": "solve", "kind": spec.name, "body": len(body), "progress": False, "figure": figure}
     _, text = await state.planners.run(header, body + prices, deadline)
     return Response(text, media_type=JSON)
 
@@ -167,12 +174,21 @@ def _wants_job(request: Request) -> bool:
     return any(wish.partition(";")[0].strip() == "respond-async" for wish in wishes)
 
 
+def _wants_figure(request: Request) -> bool:
+    formats = request.query_params.getlist("figure")
+    if formats not in ([], ["svg"]):
+        message = f"figure is {', '.join(formats)[:80]!r}"
+        raise ProblemError("invalid_request", message, "?figure=svg is the only format", status=422)
+    return bool(formats)
+
+
 class PlanKind(AnswerModel):
     """A query above single programs, and where it is asked."""
 
     kind: Annotated[str, Field(description="As `cdmpp plan` and `cdmpp.make_plan` call it.")]
     path: str
     summary: str
+    example: Annotated[dict[str, Any], Field(description="A small request with given costs.")]
 
 
 class PlanKinds(AnswerModel):
@@ -184,7 +200,12 @@ class PlanKinds(AnswerModel):
 @router.get("/plans", summary="Kinds of plans")
 async def plans() -> PlanKinds:
     """What can be asked above single programs, and at which endpoint."""
-    return PlanKinds(kinds=[PlanKind(kind=k.name, path=k.path, summary=k.summary) for k in PLANNERS.values()])
+    return PlanKinds(
+        kinds=[
+            PlanKind(kind=spec.name, path=spec.path, summary=spec.summary, example=EXAMPLE_REQUESTS[spec.name])
+            for spec in PLANNERS.values()
+        ]
+    )
 
 
 def _endpoint(spec: PlannerSpec) -> Callable[[Request], Awaitable[Response]]:
@@ -275,7 +296,14 @@ _PARAMETERS: list[dict[str, Any]] = [
         "required": False,
         "description": "`respond-async`: make it a job, independent of its budget (RFC 7240).",
         "schema": {"type": "string"},
-    }
+    },
+    {
+        "name": "figure",
+        "in": "query",
+        "required": False,
+        "description": "`svg`: the answer has its figure as SVG text in the key `figure`. Not for jobs.",
+        "schema": {"type": "string", "enum": ["svg"]},
+    },
 ]
 
 

@@ -6,6 +6,7 @@ Inputs and outputs are JSON. A request is validated once for all jobs where they
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import signal
 import time
@@ -106,8 +107,9 @@ def solve(
     prices: bytes,
     on_start: Callable[[SearchControl], None],
     send: Send | None = None,
+    with_figure: bool = False,
 ) -> WorkerReply:
-    """Solve a request; the payload is the plan as JSON.
+    """Solve a request; the payload is the plan as JSON, on demand with its figure as SVG in the key ``figure``.
 
     ``prices``: JSON of :func:`cdmpp_server.queries.encode_prices`; empty where there are no programs to price.
     ``on_start``: receives the search control before the search starts. ``send``: receives progress.
@@ -117,7 +119,15 @@ def solve(
     control = SearchControl(request.budget, None if send is None else ProgressSender(send, request, predictions))
     on_start(control)
     answer = solve_priced(request, predictions, control)
-    return _objective(answer), encode(answer.to_json())
+    figure = {"figure": svg(request, answer)} if with_figure else {}
+    return _objective(answer), encode(answer.to_json() | figure)
+
+
+def svg(request: Request[Any], answer: Answer) -> str:
+    """The figure of a plan."""
+    text = io.StringIO()
+    request.sibling("solver").draw(request, answer).savefig(text, format="svg", bbox_inches="tight")
+    return text.getvalue()
 
 
 def check(reader: PlanReader, kind: str, body: bytes, prices: bytes) -> WorkerReply:

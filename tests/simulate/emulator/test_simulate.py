@@ -161,7 +161,7 @@ def test_predicted_costs_are_explained_by_their_programs(example: tuple[Simulate
 def test_plan_is_printed_and_drawn(example: tuple[SimulateRequest, dict[str, Any]]) -> None:
     pytest.importorskip("matplotlib")
     request, plan = example[0], SimulatePlan.model_validate(example[1])
-    assert "bubble" in render(plan.tables())
+    assert "bubble" in render(plan.report())
     axes = draw(request, plan).axes
     assert [axis.get_xlabel() for axis in axes] == ["time (ms)", "peak memory (GB)"]
     assert plan.timeline is not None
@@ -172,10 +172,9 @@ def test_plan_is_printed_and_drawn(example: tuple[SimulateRequest, dict[str, Any
 
 def test_text_names_the_bound_of_its_figures() -> None:
     plan = SimulatePlan.model_validate(simulate())
-    text = render(plan.tables())
-    assert (
-        f"{100 * plan.gap:.1f} % above the lower bound of all schedules ({format_latency(plan.lower_bound_s)})" in text
-    )
+    text = render(plan.report())
+    bound = f"the lower bound of all schedules is {format_latency(plan.lower_bound_s)}"
+    assert f"{bound}: this is {100 * plan.gap:.3g} % above it" in text
     best_s = plan.baselines["zero_bubble"]
     left = 100 * (1 - plan.lower_bound_s / best_s)
     assert f"with the schedule zero_bubble the step takes {format_latency(best_s)}, " in text

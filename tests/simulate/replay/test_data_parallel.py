@@ -163,7 +163,7 @@ def test_default_bucket_sizes_reach_all_gradients() -> None:
 
 def test_plan_is_printed_and_drawn() -> None:
     plan = DataParallelPlan.model_validate(make_plan("data-parallel", request()))
-    assert "8.00 s per iteration" in render(plan.tables())
+    assert "8.00 s per iteration" in render(plan.report())
     left, right = draw(DataParallelRequest.model_validate(request()), plan).axes
     assert (left.get_ylabel(), right.get_xlabel()) == ("iteration (s)", "time since the start (s)")
 
