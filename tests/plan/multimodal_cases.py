@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from cdmpp.plan.multimodal.dispatch import (
     DispatchRule,
 )
 from cdmpp.plan.multimodal.modules import MemoryOptions, link_items, split_evenly
-from cdmpp.plan.multimodal.placement import in_segments
+from cdmpp.plan.multimodal.placement import Chunk, in_segments
 from cdmpp.plan.multimodal.tasks import Tasks, make_tasks
 
 
@@ -42,6 +44,26 @@ def step(
     work = [m.work * n or 1.0 for m, n in zip(modules, units, strict=True)]
     placement = in_segments(modules, segments, work, ranks)
     return make_tasks(modules, placement, items, ranks, memory or MemoryOptions(), link_items(modules, list(units)))
+
+
+def rows_of(layers: int, ranks: int) -> list[tuple[Chunk, ...]]:
+    """Every way to put layers on ranks in turn: a layer stays in the part of the one before, or goes to a later rank.
+
+    The parts go round the ranks as often as each layer needs to have a part. A part may be on the rank of the last one.
+    """
+    rows = []
+    for start, *steps in itertools.product(range(ranks), *[range(ranks + 1)] * (layers - 1)):
+        if sum(steps) >= -(-layers // ranks) * ranks:
+            continue
+        row = [Chunk(0, start, 0, 1)]
+        for layer, step in enumerate(steps, 1):
+            last, rank = row[-1], (row[-1].rank + step) % ranks
+            if step:
+                row.append(Chunk(last.segment + (rank <= last.rank), rank, layer, 1))
+            else:
+                row[-1] = replace(last, layers=last.layers + 1)
+        rows.append(tuple(row))
+    return rows
 
 
 def plan_step(modules: Sequence[Module], batch: Sequence[int], ranks: int, **options: Any) -> StepSolution:

@@ -1,7 +1,7 @@
 """Cuts and sub-micro-batches of multimodal plans against brute force, and the bound that holds for all of them.
 
 Brute force plans small random requests: one to three modules of two to five layers on two or three ranks, and up to
-four items of each module. It tries every cut of the layers into every allowed number of segments, every number of
+four items of each module. It tries every way to put the layers on ranks in turn, every number of
 sub-micro-batches of each module, those of every number of micro-batches of samples, and for each of these all orders
 (branch and bound, without the planner's search and bounds of requests).
 """
@@ -23,14 +23,14 @@ from cdmpp.plan.base.solve import read_request
 from cdmpp.plan.multimodal import Module, StepSolution
 from cdmpp.plan.multimodal.check import check
 from cdmpp.plan.multimodal.modules import MemoryOptions, link_items, split_evenly
-from cdmpp.plan.multimodal.placement import Chunk, Placement, cuts_of, every_cut, place, split_micro_batches
+from cdmpp.plan.multimodal.placement import Chunk, Placement, cuts_of, every_row, place, split_micro_batches
 from cdmpp.plan.multimodal.request_bound import request_bound_s
 from cdmpp.plan.multimodal.schema import MultimodalRequest
 from cdmpp.plan.multimodal.search import branch_and_bound
 from cdmpp.plan.multimodal.tasks import RULES, list_schedule, make_tasks, sequence_by
 from cdmpp.predict.requests import budget
 from cdmpp.predict.requests.budget import SearchControl
-from tests.plan.multimodal_cases import plan_step
+from tests.plan.multimodal_cases import plan_step, rows_of
 
 pytestmark = pytest.mark.slow
 
@@ -90,14 +90,6 @@ def random_case(rng: np.random.Generator, max_designs: int, max_passes: int) -> 
         most = sum(max(map(len, row)) * items for row, items in zip(rows, case.batch, strict=True))
         if 2 * most <= max_passes:
             return case
-
-
-def rows_of(layers: int, ranks: int) -> list[tuple[Chunk, ...]]:
-    """Every way to cut a module's layers into chunks over up to as many segments as have a layer on each rank."""
-    parts = max(1, layers // ranks) * ranks
-    inner = itertools.combinations_with_replacement(range(layers + 1), parts - 1)
-    rows = {place(((0, *cuts, layers),), ranks).chunks[0] for cuts in inner}
-    return sorted(rows, key=lambda row: [(c.first, c.rank) for c in row])
 
 
 def splits_of(case: Case) -> Iterator[tuple[tuple[int, ...], ...]]:
@@ -210,8 +202,9 @@ def test_lower_bound_holds_for_random_cuts_counts_and_orders(
     rng = np.random.default_rng(seed)
     cuts = []
     for one in modules:
-        parts = ranks * int(rng.integers(1, one.most_segments(ranks) + 1))
-        cuts.append((0, *sorted(rng.integers(len(one.layers) + 1, size=parts - 1).tolist()), len(one.layers)))
+        parts, start = ranks * int(rng.integers(1, one.most_segments(ranks) + 1)), int(rng.integers(ranks))
+        inner = sorted(rng.integers(len(one.layers) + 1, size=parts - 1).tolist())
+        cuts.append((*[0] * start, 0, *inner, len(one.layers)))
     items = [split_evenly(n, int(rng.integers(1, n + 1))) if n else () for n in batch]
     links = link_items(modules, batch)
     tasks = make_tasks(modules, place(tuple(cuts), ranks), items, ranks, MemoryOptions(), links)
@@ -230,14 +223,17 @@ def test_lower_bound_of_one_module_is_that_of_the_best_pipeline() -> None:
 
 
 def test_cuts_and_placements_are_inverse_and_empty_parts_are_left_out() -> None:
-    cuts = ((0, 2, 2, 5, 5, 5, 6), (0, 0, 4, 4))
+    cuts = ((0, 2, 2, 5, 5, 5, 6), (0, 0, 4, 4), (0, 0, 0, 1, 3, 4))
     placement = place(cuts, 3)
     assert [[(c.segment, c.rank, c.first, c.layers) for c in row] for row in placement.chunks] == [
         [(0, 0, 0, 2), (0, 2, 2, 3), (1, 2, 5, 1)],
         [(0, 1, 0, 4)],
+        [(0, 2, 0, 1), (1, 0, 1, 2), (1, 1, 3, 1)],
     ]
     assert cuts_of(placement, 3) == cuts
-    assert len(list(every_cut(4, 3))) == len(set(itertools.combinations_with_replacement(range(5), 2)))
+    for layers, ranks in ((4, 3), (3, 2), (2, 4)):
+        rows = every_row(layers, ranks, -(-layers // ranks), range(ranks))
+        assert len(rows) == len({*rows}) and {*rows} == {*rows_of(layers, ranks)}
 
 
 # Budget

@@ -165,8 +165,8 @@ class _StepCheck:
         ranks = [e.rank for chain, units in zip(self.chains, self.units, strict=True) for e in chain if units]
         if {*ranks} != {*range(self.ranks)}:
             yield f"{self.where}layout: the request is executable, and a rank has no stage"
-        elif len(self.modules) == 1 and ranks != [i % self.ranks for i in range(len(ranks))]:
-            yield f"{self.where}layout: the request is executable, and stage i is not on rank i modulo {self.ranks}"
+        elif len(self.modules) == 1 and ranks != [*range(self.ranks)] * (len(ranks) // self.ranks):
+            yield f"{self.where}layout: the request is executable, and stages are not on all ranks in turn"
 
     def _knob_faults(self) -> Iterator[str]:
         """Rows of memory that are not one for each rank, with a permitted knob for each layout entry on it."""

@@ -27,6 +27,7 @@ from cdmpp.plan.multimodal.placement import (
     segment_placements,
     split_micro_batches,
     task_count,
+    work_by_rank,
 )
 from cdmpp.plan.multimodal.search import ROUNDING, Weights, quick_bounds_s, shorten
 from cdmpp.plan.multimodal.tasks import (
@@ -366,30 +367,35 @@ class DesignSearch:
         return improved
 
     def _scan_segments(self, i: int) -> bool:
+        """Try other numbers of segments of one module, then other first ranks; those of the first module are alike."""
         improved = False
-        for count in range(1, self.modules[i].most_segments(self.ranks) + 1):
+        counts = [(count, None) for count in range(1, self.modules[i].most_segments(self.ranks) + 1)]
+        for count, start in [*counts, *((None, rank) for rank in range(self.ranks if i else 0))]:
             if self._over():
                 break
-            segments = self._segments(self.pool[0].design)
-            segments[i] = count
-            for cuts in self._balanced(self.pool[0].design, segments):
+            segments, starts = self._segments(self.pool[0].design)
+            segments[i] = segments[i] if count is None else count
+            starts[i] = starts[i] if start is None else start
+            for cuts in self._balanced(self.pool[0].design, segments, starts):
                 improved |= self.add(replace(self.pool[0].design, cuts=cuts), self.pool[0])
         return improved
 
-    def _segments(self, design: Design) -> list[int]:
-        return [(len(cuts) - 1) // self.ranks for cuts in design.cuts]
+    def _segments(self, design: Design) -> tuple[list[int], list[int]]:
+        """Segments, and rank of the first part, of each module."""
+        parts = [len(cuts) - 1 for cuts in design.cuts]
+        return [count // self.ranks for count in parts], [count % self.ranks for count in parts]
 
     def _all_units(self, design: Design) -> list[tuple[int, ...]]:
         """Sub-micro-batches of all steps together, by module."""
         return [tuple(n for items in design.items for n in items[i]) for i in range(len(self.modules))]
 
-    def _balanced(self, design: Design, segments: Sequence[int]) -> list[Cuts]:
-        placements = segment_placements(self.modules, self._all_units(design), segments, self.ranks)
+    def _balanced(self, design: Design, segments: Sequence[int], starts: Sequence[int]) -> list[Cuts]:
+        placements = segment_placements(self.modules, self._all_units(design), segments, self.ranks, starts)
         return [cuts_of(placement, self.ranks) for placement in placements]
 
     def _rebalanced(self, design: Design) -> Design:
         """The same numbers of segments, balanced for the design's sub-micro-batches."""
-        return replace(design, cuts=self._balanced(design, self._segments(design))[0])
+        return replace(design, cuts=self._balanced(design, *self._segments(design))[0])
 
     # Random changes
 
@@ -401,11 +407,13 @@ class DesignSearch:
             return self._move_layers(design)
         if move < 0.85:
             return self._rebalanced(design)
-        segments = self._segments(design)
+        segments, starts = self._segments(design)
         i = int(self._rng.integers(len(segments)))
+        if i and self._rng.random() < 0.5:
+            starts[i] = int(self._rng.integers(self.ranks))
         max_segments = self.modules[i].most_segments(self.ranks)
-        segments[i] = int(np.clip(segments[i] + self._rng.choice((-1, 1)), 1, max_segments))
-        choices = self._balanced(design, segments)
+        segments[i] = int(np.clip(segments[i] + self._rng.choice((-1, 0, 1)), 1, max_segments))
+        choices = self._balanced(design, segments, starts)
         return replace(design, cuts=choices[int(self._rng.integers(len(choices)))])
 
     def _change_counts(self, design: Design) -> Design:
@@ -443,7 +451,7 @@ class DesignSearch:
             cuts = np.array(design.cuts[i])
             parts = np.arange(len(cuts) - 1)
             sources = parts[(parts % self.ranks == a) & (np.diff(cuts) > 0)]
-            targets = parts[parts % self.ranks == b]
+            targets = parts[(parts % self.ranks == b) & (parts >= len(parts) % self.ranks)]
             if not len(sources) or a == b:
                 continue
             moved = move_layer(cuts, int(self._rng.choice(sources)), int(self._rng.choice(targets)))
@@ -456,9 +464,8 @@ class DesignSearch:
         """Seconds of work of each rank in all steps."""
         load = np.zeros(self.ranks)
         for module, cuts, units in zip(self.modules, design.cuts, self._all_units(design), strict=True):
-            layer_s = module.units_s(units)
-            weights = np.diff(np.concatenate([[0.0], np.cumsum(module.layers)])[list(cuts)])
-            load += layer_s * weights.reshape(-1, self.ranks).sum(axis=0)
+            totals = np.concatenate([[0.0], np.cumsum(module.layers)])
+            load += module.units_s(units) * work_by_rank(cuts, totals, self.ranks)
         return load
 
 

@@ -43,7 +43,7 @@ class Module:
     weight_bytes : float
         Bytes of a layer's weights, gradients and optimizer states.
     segments : int or None
-        Number of segments (passes over all ranks); None: in proportion to its latency.
+        Number of segments (passes over all ranks, from any of them on); None: in proportion to its latency.
     transfer : (ndarray, ndarray) or None
         Sizes, and the seconds of sending a layer's output to another rank (and its gradient back); None: no time.
     """
@@ -95,10 +95,8 @@ class Module:
         return sum(sum(self.layer_s(n)) for n in units)
 
     def most_segments(self, ranks: int) -> int:
-        """Most segments: those that the request gives, or as many as have a layer on each rank."""
-        if self.segments is not None:
-            return self.segments
-        return max(1, min(MOST_SEGMENTS, len(self.layers) // ranks))
+        """Most segments: those that the request gives, or as many as it takes to give each layer a part."""
+        return min(MOST_SEGMENTS, -(-len(self.layers) // ranks)) if self.segments is None else self.segments
 
     @cached_property
     def items_per_s(self) -> np.ndarray:

@@ -1,13 +1,14 @@
 """Placement of layers on ranks, candidate placements, and sub-micro-batches of a step.
 
-Segments lie over all ranks, or modules one after the other (contiguous).
+Segments lie over all ranks, from any of them on and round the ranks, or modules one after the other (contiguous).
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,8 @@ from cdmpp.utils.jit import jit
 MAX_SEGMENTS = 4
 #: Most parts times squared layers that are cut by dynamic programming (tens of milliseconds), and least blocks a part.
 MAX_CUT_CELLS, MIN_BLOCKS = 25_000_000, 4
-#: Cuts of each module's layers into ``segments * ranks`` parts, from 0 to its layers; parts may be empty.
+#: Cuts of each module's layers into ``segments * ranks`` parts, from 0 to its layers; parts may be empty. Empty parts
+#: before these, fewer than ranks, are for the ranks before its first one.
 Cuts = tuple[tuple[int, ...], ...]
 #: Items of each sub-micro-batch, by module.
 Items = tuple[tuple[int, ...], ...]
@@ -115,7 +117,12 @@ def segment_counts(modules: Sequence[Module], sizes: Sequence[int], ranks: int) 
 
 
 def in_segments(
-    modules: Sequence[Module], counts: Sequence[int], work_s: Sequence[float], ranks: int, lead_s: float = 0.0
+    modules: Sequence[Module],
+    counts: Sequence[int],
+    work_s: Sequence[float],
+    ranks: int,
+    lead_s: float = 0.0,
+    starts: Sequence[int] | None = None,
 ) -> Placement:
     """Distribute every module over all ranks, ``counts`` times.
 
@@ -128,18 +135,20 @@ def in_segments(
     lead_s : float
         Seconds by which a rank starts later or ends earlier than the one before it: the odd layers go to the first
         ranks rather than to the last.
+    starts : sequence of int, optional
+        Rank of each module's first part; default: 0.
     """
     load = np.arange(ranks) * lead_s
     cuts_of: list[np.ndarray] = []
     totals: list[np.ndarray] = []
-    for module, count, seconds in zip(modules, counts, work_s, strict=True):
+    for module, count, seconds, start in zip(modules, counts, work_s, starts or [0] * len(modules), strict=True):
         weights = np.array(module.layers) * (seconds / module.work)
         # Segments of a module are balanced among themselves: they start from the same loads.
-        cuts = balanced_cuts(weights, np.tile(load, count) / count)
+        cuts = balanced_cuts(weights, np.tile(np.roll(load, -start), count) / count)
+        cuts = np.concatenate([np.zeros(start, np.int64), cuts])
         cuts_of.append(cuts)
         totals.append(np.concatenate([[0.0], np.cumsum(weights)]))
-        for chunk in range(ranks * count):
-            load[chunk % ranks] += weights[cuts[chunk] : cuts[chunk + 1]].sum()
+        load += work_by_rank(cuts, totals[-1], ranks)
     _level(cuts_of, totals, load)
     return place(tuple(tuple(cuts.tolist()) for cuts in cuts_of), ranks)
 
@@ -163,19 +172,24 @@ def _level(cuts_of: list[np.ndarray], totals: list[np.ndarray], load: np.ndarray
         best_value, best = float((load**2).sum()) * (1 - 1e-9), None
         for i, cuts in enumerate(cuts_of):
             count = len(cuts) - 1
-            for target in range(low, count, ranks):
+            for target in range(low if low >= count % ranks else low + ranks, count, ranks):
                 for source in range(high, count, ranks):
                     moved = move_layer(cuts, source, target)
                     if (np.diff(moved) < 0).any():
                         continue
-                    change = np.diff(totals[i][moved]) - np.diff(totals[i][cuts])
-                    new_load = load + change.reshape(-1, ranks).sum(axis=0)
+                    new_load = load + work_by_rank(moved, totals[i], ranks) - work_by_rank(cuts, totals[i], ranks)
                     value = float((new_load**2).sum())
                     if value < best_value:
                         best_value, best = value, (i, moved, new_load)
         if best is None:
             return
         i, cuts_of[i], load[:] = best
+
+
+def work_by_rank(cuts: Sequence[int] | np.ndarray, totals: np.ndarray, ranks: int) -> np.ndarray:
+    """Work of each rank in the parts of a module; ``totals``: prefix sums of the layers' work."""
+    work = np.diff(totals[np.asarray(cuts)])
+    return np.bincount(np.arange(len(work)) % ranks, weights=work, minlength=ranks)
 
 
 def contiguous_cuts(placement: Placement, ranks: int) -> np.ndarray:
@@ -244,21 +258,21 @@ def cuts_of(placement: Placement, ranks: int) -> Cuts:
     """Cuts of a placement."""
     rows = []
     for chunks in placement.chunks:
-        layers = np.zeros((chunks[-1].segment + 1) * ranks, np.int64)
+        first, end = chunks[0].rank, chunks[-1].segment * ranks + chunks[-1].rank + 1
+        parts = -(-(end - first) // ranks) * ranks
+        layers = np.zeros(parts if end <= parts else first + parts, np.int64)
         for chunk in chunks:
             layers[chunk.segment * ranks + chunk.rank] = chunk.layers
         rows.append((0, *np.cumsum(layers).tolist()))
     return tuple(rows)
 
 
-def every_cut(layers: int, parts: int) -> Iterator[tuple[int, ...]]:
-    """Every cut of a chain of layers into so many parts, empty ones included."""
-    if parts == 1:
-        yield (0, layers)
-        return
-    for cut in every_cut(layers, parts - 1):
-        for last in range(cut[-2], layers + 1):
-            yield (*cut[:-1], last, layers)
+def every_row(layers: int, ranks: int, segments: int, starts: Iterable[int]) -> list[tuple[Chunk, ...]]:
+    """Every way to put a module's layers on ranks in so many segments, the first one on one of ``starts``."""
+    parts = range(segments * ranks)
+    part_of = [(0, *rest) for rest in itertools.combinations_with_replacement(parts, layers - 1)]
+    inner = [[*(bisect.bisect_left(of, part) for part in parts), layers] for of in part_of]
+    return list(dict.fromkeys(place(((*[0] * start, *cut),), ranks).chunks[0] for start in starts for cut in inner))
 
 
 #: Most micro-batch counts that are tried for 1F1B.
@@ -296,7 +310,11 @@ def rule_placement(modules: Sequence[Module], batch: Sequence[int], sizes: Seque
 
 
 def segment_placements(
-    modules: Sequence[Module], items: Sequence[Sequence[int]], counts: Sequence[int], ranks: int
+    modules: Sequence[Module],
+    items: Sequence[Sequence[int]],
+    counts: Sequence[int],
+    ranks: int,
+    starts: Sequence[int] | None = None,
 ) -> list[Placement]:
     """Placements in so many segments, balanced for these sub-micro-batches: evenly, and with more on the first ranks.
 
@@ -308,7 +326,7 @@ def segment_placements(
         for module, units, k in zip(modules, items, counts, strict=True)
         if units
     )
-    even, early = (in_segments(modules, counts, work_s, ranks, lead) for lead in (0.0, lead_s))
+    even, early = (in_segments(modules, counts, work_s, ranks, lead, starts) for lead in (0.0, lead_s))
     return [even] if early == even else [even, early]
 
 

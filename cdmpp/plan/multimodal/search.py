@@ -18,7 +18,7 @@ import numpy as np
 from cdmpp.plan.base.task_graph import TaskGraph
 from cdmpp.plan.multimodal.dispatch import DispatchRule
 from cdmpp.plan.multimodal.modules import Module, split_evenly
-from cdmpp.plan.multimodal.placement import Chunk, Items, Placement, every_cut, place, split_micro_batches, task_count
+from cdmpp.plan.multimodal.placement import Chunk, Items, Placement, every_row, split_micro_batches, task_count
 from cdmpp.plan.multimodal.tasks import (
     FIRST_RULES,
     RULES,
@@ -261,15 +261,18 @@ def _solve(step: StepSettings, placement: Placement, items: Items, best: Schedul
 
 
 def _rows(step: StepSettings) -> list[list[_Row]] | None:
-    """Different placements of each module; None where there are too many."""
-    rows, total = [], 1
-    for module, items in zip(step.modules, step.batch, strict=True):
-        parts = step.ranks * (module.most_segments(step.ranks) if items else 1)
-        total *= math.comb(len(module.layers) + parts - 1, parts - 1) if items else 1
+    """Different placements of each module, the first one from rank 0 on; None where there are too many."""
+    rows, total, starts = [list[_Row]() for _ in step.modules], 1, 1
+    for i, (module, items) in enumerate(zip(step.modules, step.batch, strict=True)):
+        layers, segments = len(module.layers), module.most_segments(step.ranks)
+        if not items:
+            rows[i] = [(Chunk(0, 0, 0, layers),)]
+            continue
+        total *= starts * math.comb(layers + segments * step.ranks - 2, layers - 1)
         if total > MAX_DESIGNS:
             return None
-        cuts = every_cut(len(module.layers), parts) if items else iter([(0, *[len(module.layers)] * step.ranks)])
-        rows.append(list(dict.fromkeys(place((cut,), step.ranks).chunks[0] for cut in cuts)))
+        rows[i] = every_row(layers, step.ranks, segments, range(starts))
+        starts = step.ranks
     return rows
 
 

@@ -262,7 +262,8 @@ class StepSettings:
         Share of the peak items per second that the rule's sub-micro-batches reach.
     executable : bool
         Only plans that torch.distributed.pipelining runs: equal sub-micro-batches, as many of each module, and a part
-        of a module on every rank. Of a single module, stage i is on rank i modulo ranks (Megatron-LM).
+        of a module on every rank. Of a single module, stage i is on rank i modulo ranks, and every rank has as many
+        (Megatron-LM).
     """
 
     modules: Sequence[Module]
@@ -295,7 +296,7 @@ class StepSettings:
         used = [(units, chunks) for units, chunks in zip(items, placement.chunks, strict=True) if units]
         ranks = [chunk.rank for _, chunks in used for chunk in chunks if chunk.layers]
         equal = len({len(units) for units, _ in used}) == 1 and all(len({*units}) == 1 for units, _ in used)
-        cyclic = len(self.modules) > 1 or ranks == [i % self.ranks for i in range(len(ranks))]
+        cyclic = len(self.modules) > 1 or ranks == [*range(self.ranks)] * (len(ranks) // self.ranks)
         return equal and cyclic and {*ranks} == {*range(self.ranks)}
 
     def tasks(self, placement: Placement, items: Sequence[Sequence[int]]) -> Tasks:

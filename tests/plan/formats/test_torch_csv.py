@@ -32,6 +32,15 @@ MODULE: dict[str, Any] = {
     "cost": {"sizes": [1, 2], "forward_s": [1, 2], "backward_s": [2, 4]},
 }
 SEGMENTS: dict[str, Any] = {"modules": [MODULE], "batch": {"decoder": 4}, "ranks": 2, "max_steps": 20, "budget_s": 60}
+#: Two modules; the second one begins behind the first one and goes on at rank 0.
+WRAPPED: dict[str, Any] = {
+    "modules": [{**MODULE, "layers": 1}, {**MODULE, "name": "b", "layers": 4, "after": ["decoder"]}],
+    "batch": {"decoder": 4, "b": 4},
+    "ranks": 3,
+    "executable": True,
+    "max_steps": 100,
+    "budget_s": 60,
+}
 LAYERS = [{"name": f"layer{i}", "forward_s": 1.0 + i % 3, "backward_s": 2.0} for i in range(6)]
 SPLIT: dict[str, Any] = {"layers": LAYERS, "ranks": 2, "micro_batches": 4, "goal": "step"}
 #: Kind, request, ranks, micro-batches.
@@ -44,6 +53,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int, int]] = {
         4,
     ),
     "segments": ("pipeline", SEGMENTS, 2, 4),
+    "wrapped modules": ("pipeline", WRAPPED, 3, 4),
     "split": ("split", SPLIT, 2, 4),
 }
 
@@ -95,6 +105,11 @@ def test_pipelined_step_equals_the_whole_module(name: str, steps: dict[str, dict
     step = steps[name]
     assert step["loss"] == pytest.approx(step["expected_loss"], rel=1e-5)
     assert step["difference"] <= 1e-5 * step["largest"]
+
+
+def test_modules_wrap_round_the_ranks() -> None:
+    plan = make_plan("pipeline", WRAPPED)
+    assert [entry["rank"] for entry in plan["layout"] if entry["module"] == "b"] == [1, 2, 0]
 
 
 @pytest.mark.parametrize("name", CASES)
