@@ -115,6 +115,8 @@ def _read(config: Mapping[str, Any], path: str, family: str | None = None) -> LL
 def with_configs(request: Any) -> Any:
     """A request in which every ``{"llm": {"config": path, "engine": path}}`` has the contents of the files.
 
+    So has every ``training`` of a job of a cluster.
+
     Parts of the request without a path are the same objects. A service is never sent paths, and reads none.
 
     Raises
@@ -139,7 +141,7 @@ def _replaced(value: Any) -> Any:
 
 
 def _with_config(key: Any, value: Any) -> Any:
-    if key != "llm" or not isinstance(value, Mapping):
+    if key not in ("llm", "training") or not isinstance(value, Mapping) or "config" not in value:
         return _replaced(value)
     read: dict[str, Any] = {}
     if isinstance(value.get("config"), str | PathLike):

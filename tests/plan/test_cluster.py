@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdmpp import FieldError, InfeasibleError, make_plan
+from cdmpp.devices.registry import lookup
+from cdmpp.llm import TrainingPlan, read_config, search_layouts
+from cdmpp.llm.engines.profile import load_training_engine
 from cdmpp.plan.cluster import Job, allocate, equal_share, greedy, least, most_saved, reclaim
 from cdmpp.plan.cluster.schema import ClusterPlan, ClusterRequest
 from cdmpp.plan.cluster.solver import draw, total_s
+from cdmpp.plan.registry import PLANNERS
+from cdmpp.predict.interface import Predictor
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.predict.rendering import render
 
@@ -112,3 +118,98 @@ def test_error_names_the_field(request_: dict[str, Any], error: type[FieldError]
     with pytest.raises(error) as caught:
         make_plan("cluster", request_)
     assert caught.value.path == path
+
+
+# Jobs that train a language model
+
+CONFIGS = Path(__file__).parents[2] / "examples" / "llm"
+#: Values that all layouts have, so that few are priced.
+GIVEN: dict[str, Any] = {"global_batch": 64, "sequence": 2048, "pp": 1, "micro_batch": 1}
+LLAMA: dict[str, Any] = {"config": str(CONFIGS / "llama-3.1-8b.json"), "device": "h100-sxm", **GIVEN}
+
+
+def training_job(name: str, workers: list[int], **more: Any) -> dict[str, Any]:
+    return {"name": name, "workers": workers, "remaining_samples": 6400, "training": {**LLAMA, **more}}
+
+
+def test_training_jobs_have_the_fastest_layout_of_each_count(predictor: LatencyPredictor) -> None:
+    answer = make_plan("cluster", {"gpus": 16, "jobs": [training_job("a", [1, 4, 8, 16])]}, predictor)
+    fastest = {}
+    for gpus in (4, 8, 16):
+        ranking = search_layouts(LLAMA["config"], "h100-sxm", gpus=gpus, predictor=predictor, **GIVEN)
+        fastest[gpus] = ranking.steps[0]
+    with pytest.raises(InfeasibleError):
+        search_layouts(LLAMA["config"], "h100-sxm", gpus=1, predictor=predictor, **GIVEN)
+    (job,) = answer["jobs"]
+    assert job["workers"] == 16 and job["layout"] == fastest[16].layout.named()
+    assert job["remaining_s"] == pytest.approx(100 * fastest[16].step_s, rel=1e-12)
+    assert job["least_remaining_s"] == pytest.approx(100 * fastest[4].step_s, rel=1e-12)
+    assert any("no layout fits the memory of 1 workers" in line for line in answer["explanation"])
+    assert not any("memory was not checked" in line for line in answer["explanation"])
+    ends = answer["reliability"]["ends"]
+    assert ends["lower"] < answer["total_remaining_s"] < ends["upper"]
+    plan = TrainingPlan.of(
+        read_config(LLAMA["config"]), lookup("h100-sxm"), load_training_engine("megatron"), asdict(fastest[16].layout)
+    )
+    assert answer["reliability"]["programs"] == len(plan.queries)
+
+
+def test_allocation_of_training_jobs_equals_the_exhaustive_optimum(predictor: LatencyPredictor) -> None:
+    value = {
+        "gpus": 20,
+        "jobs": [
+            training_job("a", [4, 8, 16]),
+            {**training_job("b", [4, 8], tp=2), "remaining_samples": 9000},
+            {"name": "c", "workers": [1, 2, 6], "remaining_samples": 5e5, "samples_per_s": [90.0, 170.0, 400.0]},
+        ],
+        "loans": [{"name": "s", "gpus": 8, "gpus_per_worker": 4}],
+    }
+    answer = make_plan("cluster", value, predictor)
+    seconds: list[dict[int, float]] = []
+    for job in value["jobs"]:
+        seconds.append({})
+        for at, n in enumerate(job["workers"]):
+            alone = {**job, "workers": [n]}
+            if "samples_per_s" in job:
+                alone["samples_per_s"] = [job["samples_per_s"][at]]
+            seconds[-1][n] = make_plan("cluster", {"gpus": n, "jobs": [alone]}, predictor)["total_remaining_s"]
+    feasible = [counts for counts in itertools.product(*seconds) if sum(counts) <= 22]
+    best = min(sum(s[n] for s, n in zip(seconds, counts, strict=True)) for counts in feasible)
+    assert answer["workers"] == 22 and sum(job["workers"] for job in answer["jobs"]) <= 22
+    assert answer["total_remaining_s"] == pytest.approx(best, rel=1e-12)
+    assert answer["lower_bound_s"] <= best * (1 + 1e-12)
+    assert min(answer["baselines"].values()) >= best * (1 - 1e-12)
+
+
+def test_equal_configurations_are_predicted_once_and_given_by_path_or_content(predictor: LatencyPredictor) -> None:
+    asked: list[int] = []
+
+    class Counting:
+        model_id = predictor.model_id
+
+        def predict_queries(self, queries: Any) -> Any:
+            asked.append(len(queries))
+            return predictor.predict_queries(queries)
+
+    content = {**LLAMA, "config": json.loads(Path(LLAMA["config"]).read_text())}
+    one, other = training_job("a", [8]), {**training_job("b", [8]), "training": content}
+    for chosen in ([one], [one, other]):
+        answer = make_plan("cluster", {"gpus": 16, "jobs": chosen}, cast("Predictor", Counting()))
+    assert asked[0] == asked[1]
+    assert answer["jobs"][0]["remaining_s"] == answer["jobs"][1]["remaining_s"]
+    # A service reads no files: a request that was not read here has a path.
+    with pytest.raises(FieldError, match=r"jobs\.0\.training\.config"):
+        PLANNERS["cluster"].read({"gpus": 16, "jobs": [one]})
+
+
+def test_faults_of_training_jobs_name_the_field(predictor: LatencyPredictor) -> None:
+    for more, path in (
+        ({"workers": [1]}, "jobs.0.workers"),
+        ({"workers": [4], "training": {**LLAMA, "tp": 3}}, "jobs.0.workers"),
+        ({"training": {**LLAMA, "device": "no such"}}, "jobs.0.training.device"),
+        ({"training": {**LLAMA, "config": {"model_type": "no such"}}}, "jobs.0.training.config.model_type"),
+        ({"samples_per_s": [1.0]}, "jobs.0"),
+    ):
+        with pytest.raises((FieldError, InfeasibleError)) as caught:
+            make_plan("cluster", {"gpus": 16, "jobs": [{**training_job("a", [8]), **more}]}, predictor)
+        assert caught.value.path == path

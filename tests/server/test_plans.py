@@ -100,12 +100,13 @@ def check_reliability(kind: str, value: Any, answer: dict[str, Any], predictor: 
     plan = request.answer_model().model_validate(answer)
     prices = predict_prices(request.price_requests(), predictor)
     reliability, text = plan.reliability, render(plan.report())
-    assert reliability is not None and reliability.programs == len(prices)
+    used = request.used_prices(plan, prices)
+    assert reliability is not None and reliability.programs == len(used)
     if not prices:
         assert reliability.given and "all are given as numbers" in text
         assert (plan.model_id, plan.domain, reliability.ends) == (None, None, None)
         return
-    domains = {price.domain for price in prices}
+    domains = {price.domain for price in used}
     assert plan.model_id == predictor.model_id and plan.domain == max(domains, key=("in", "near", "out").index)
     assert plan.model_id in text and (plan.domain == "in" or f"worst domain {plan.domain}: " in text)
     assert reliability.domain_share is not None and 0 < reliability.domain_share <= 1

@@ -24,7 +24,7 @@ from cdmpp.llm.pricing import StepPricing, cost_of_steps, place_of, stand_ins
 from cdmpp.llm.read import read_config
 from cdmpp.llm.training import TrainingPlan
 from cdmpp.predict.curves.template import Grid, Template
-from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.predict.profiles import Host
 from cdmpp.predict.requests.collective_forms import CollectiveTemplate
 from cdmpp.predict.requests.fields import (
@@ -43,6 +43,19 @@ from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, P
 from cdmpp.programs.spec import OperatorSpec
 
 TrainingDegree = Annotated[int, Field(ge=1, le=MAX_RANKS), WholeNumber]
+TrainingNetwork = Annotated[
+    float | Annotated[str, Field(max_length=64)] | None,
+    Field(description="Bytes per second of one device between nodes, or a name; null: 400 Gbit/s."),
+]
+ModelConfig = Annotated[
+    dict[str, Any],
+    Field(
+        min_length=1,
+        max_length=1000,
+        description="The content of a config.json of Hugging Face. In Python and on the command line also a path.",
+    ),
+]
+EngineForm = Annotated[str | dict[str, Any], Field(max_length=1000, description="Name of a profile, or its fields.")]
 
 
 class TrainForm(Closed):
@@ -62,10 +75,7 @@ class TrainForm(Closed):
     products: Literal["float8_e4m3", "mxfp8", "nvfp4"] | None = None
     recompute: Literal["none", "selective", "full"] = "none"
     overlap: Literal["none", "gradients", "all"] | None = None
-    network: Annotated[
-        float | Annotated[str, Field(max_length=64)] | None,
-        Field(description="Bytes per second of one device between nodes, or a name; null: 400 Gbit/s."),
-    ] = None
+    network: TrainingNetwork = None
 
 
 def training_plan(
@@ -98,10 +108,10 @@ def training_plan(
     return TrainingPlan.of(read_config(config), device, engine, options, check_memory=False)
 
 
-def training_requests(plan: TrainingPlan, path: str, device: DeviceForm) -> list[PriceRequest]:
-    """Programs of a plan."""
+def training_requests(queries: Sequence[Query], path: str, device: DeviceForm) -> list[PriceRequest]:
+    """Programs of training steps."""
     requests = []
-    for query in plan.queries:
+    for query in queries:
         assert isinstance(query.program.operator, OperatorSpec)
         form, framework = query.program.operator.canonical(), cast("Framework | None", query.framework)
         requests.append(PriceRequest(path, form, device, protocol=query.protocol, framework=framework))
@@ -135,14 +145,7 @@ Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE), WholeNumber]
 class LanguageModelForm(Closed):
     """A language model whose steps are predicted (docs/llm.md); ``batch`` of the curve counts sequences."""
 
-    config: Annotated[
-        dict[str, Any],
-        Field(
-            min_length=1,
-            max_length=1000,
-            description="The content of a config.json of Hugging Face. In Python and on the command line also a path.",
-        ),
-    ]
+    config: ModelConfig
     phase: Annotated[
         Literal["decode", "prefill", "train"],
         Field(description="A step that adds a token to each sequence, one over prompts, or a training step."),
@@ -204,14 +207,10 @@ class LanguageModelForm(Closed):
         ------
         FieldError
         """
-        spec = _known(self.device or device)
-        if spec is None:
-            hint = "give a name or a specification"
-            raise FieldError.at(f"{path}.device", "a training step needs a known device", hint=hint)
         names = ("tp", "pp", "ep", "dtype", "engine")
         layout = {name: getattr(self, name) for name in names} | {"sequence": self.input, "dp": self.dp or 1}
         try:
-            return training_plan(self.config, spec, self.train, batch, layout=layout)
+            return training_plan(self.config, known_device(self.device or device), self.train, batch, layout=layout)
         except FieldError as error:
             raise FieldError(f"{path}.{error.message}", path=f"{path}.{error.path}", hint=error.hint) from None
 
@@ -299,7 +298,9 @@ class LanguageModelForm(Closed):
         """Programs of all steps, those of the first batch size first."""
         if self.phase == "train":
             plans = [self.training_plan(batch, path, device) for batch in batches]
-            return [request for plan in plans for request in training_requests(plan, path, self.device or device)]
+            return [
+                request for plan in plans for request in training_requests(plan.queries, path, self.device or device)
+            ]
         return [
             PriceRequest(path, program.canonical(), device, protocol=protocol, framework=kernels)
             for runs in self.steps(batches, path, framework, device)
@@ -332,6 +333,13 @@ def _known(device: DeviceForm | None) -> DeviceSpec | None:
         return None if device is None else resolve_device(device, lookup)
     except CdmppError:
         return None
+
+
+def known_device(device: DeviceForm | None) -> DeviceSpec:
+    """The specification of a device; raises FieldError where it is not known."""
+    if (spec := _known(device)) is None:
+        raise FieldError.at("device", "a training step needs a known device", hint="give a name or a specification")
+    return spec
 
 
 class TemplateWork(Closed):

@@ -126,10 +126,11 @@ def signed(request: Request[A], answer: A, prices: Sequence[Prediction], control
     control : SearchControl, optional
         Limits a search with the prices at the ends of their intervals; without it, there is no such search.
     """
-    reliability = summarise(prices, request.given_costs())
+    used = request.used_prices(answer, prices)
+    reliability = summarise(used, request.given_costs())
     marks: dict[str, Any] = {
         "model_id": prices[0].model_id if prices else None,
-        "domain": worst_domain(price.domain for price in prices),
+        "domain": worst_domain(price.domain for price in used),
         "reliability": reliability.model_copy(update={"ends": _ends(request, answer, prices, control)}),
     }
     reasons = ["ignore_memory is true"] if request.ignore_memory else request.unchecked_memory()

@@ -10,6 +10,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.base.solve import check_unique
+from cdmpp.plan.cluster.training import TrainingForm
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.collective_forms import CollectiveOptions
@@ -69,7 +70,7 @@ class StepForm(Closed):
 
 
 class JobForm(Closed):
-    """An elastic job. Its speed is given by exactly one of ``samples_per_s`` and ``step``."""
+    """An elastic job. Its speed is given by exactly one of ``samples_per_s``, ``step`` and ``training``."""
 
     name: Name
     workers: Annotated[list[Count], Field(min_length=1, description="Possible counts, growing.")]
@@ -79,6 +80,10 @@ class JobForm(Closed):
         Field(min_length=1, description="Throughput with each count."),
     ] = None
     step: StepForm | None = None
+    training: Annotated[
+        TrainingForm | None,
+        Field(description="A language model: each count of workers has the fastest layout that fits the memory."),
+    ] = None
     running: Annotated[
         int, Field(ge=0, le=MAX_COUNT, description="Workers on the cluster's own GPUs now (for reclaim)."), WholeNumber
     ] = 0
@@ -86,7 +91,9 @@ class JobForm(Closed):
 
     @model_validator(mode="after")
     def _speed(self) -> Self:
-        return exactly_one(self, "samples_per_s", "step")
+        if self.training is not None:
+            self.training._counts = tuple(self.workers)
+        return exactly_one(self, "samples_per_s", "step", "training")
 
 
 class LoanForm(Closed):
@@ -107,6 +114,7 @@ class JobPlan(Row):
     workers: int
     remaining_s: float | None
     least_remaining_s: Annotated[float, Field(description="With its smallest possible count.")]
+    layout: Annotated[str | None, Field(description="Of a language model that trains.")] = None
 
 
 class ReclaimPlan(Row):
@@ -143,7 +151,12 @@ class ClusterPlan(Plan):
         """Returned servers, workers and times by job, baselines."""
         back = self.reclaimed
         jobs = [
-            (job.name, str(job.workers), "waits" if job.remaining_s is None else format_latency(job.remaining_s))
+            (
+                job.name,
+                str(job.workers),
+                "waits" if job.remaining_s is None else format_latency(job.remaining_s),
+                job.layout or "",
+            )
             for job in self.jobs
         ]
         return [
@@ -152,7 +165,7 @@ class ClusterPlan(Plan):
                 if back is None
                 else f"return {', '.join(back.servers)}: preempts {', '.join(back.preempted) or 'no job'}"
             ),
-            Table(("job", "workers", "remaining time"), jobs, right=(1, 2)),
+            Table(("job", "workers", "remaining time", "layout"), jobs, right=(1, 2)),
             self.baseline_table(),
             Table.lines(*self.explanation[1:]),
         ]
@@ -172,8 +185,9 @@ class ClusterRequest(Request[ClusterPlan]):
     _all_reduce_s: dict[tuple[int, int], float] = PrivateAttr(default_factory=dict)
 
     def unchecked_memory(self) -> list[str]:
-        """Jobs have no bytes."""
-        return ["jobs have no weights and activations"]
+        """Jobs without training have no bytes."""
+        names = [job.name for job in self.jobs if job.training is None]
+        return [f"{', '.join(names)}: no weights and activations"] if names else []
 
     def sizes(self) -> dict[str, int]:
         """Workers, jobs, counts of a job, and sets of servers to return."""
@@ -181,6 +195,7 @@ class ClusterRequest(Request[ClusterPlan]):
             "gpus": self.gpus + sum(loan.gpus for loan in self.loans),
             "jobs": len(self.jobs),
             "counts": max(len(job.workers) for job in self.jobs),
+            "layout_searches": sum(len(job.workers) for job in self.jobs if job.training is not None),
             "server_sets": math.comb(len(self.loans), min(self.reclaim, len(self.loans))),
         }
 
@@ -199,6 +214,13 @@ class ClusterRequest(Request[ClusterPlan]):
         seconds = [float(price.latency_s or 0.0) for price in prices[steps:]]
         filled._all_reduce_s = dict(zip(keys, seconds, strict=True))
         return filled
+
+    def used_prices(self, plan: ClusterPlan, prices: Sequence[Prediction]) -> list[Prediction]:
+        """Without those of layouts that no job has."""
+        used = [p for r, p in zip(self.price_requests(), prices, strict=True) if not r.path.endswith(".training")]
+        for job, row in zip(self.with_prices(prices).jobs, plan.jobs, strict=True):
+            used += job.training.used(row.workers, row.layout) if job.training is not None and row.layout else []
+        return used
 
     def exchange_s(self, number: int, workers: int) -> float:
         """Seconds of the all-reduce of a job that has a step; the request must be resolved."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.plan.cluster.schema import ClusterPlan, ClusterRequest, JobPlan, ReclaimPlan
+from cdmpp.predict.rendering import interval_text
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.plot import BLUE, PALE_GREY, new_figure
 from cdmpp.predict.requests.pricing import cost_of
@@ -34,6 +35,8 @@ class Job:
     name: str
     workers: tuple[int, ...]  # counts that it can run with, growing; the first is what it needs
     remaining_s: tuple[float, ...]  # seconds it would still take with each
+    layouts: tuple[str, ...] = ()  # of a language model, with each
+    remarks: tuple[str, ...] = ()  # how it trains, with each; then what was left out
 
     def time_s(self, workers: int) -> float:
         """Seconds with one of its counts."""
@@ -206,7 +209,7 @@ def solve(request: ClusterRequest, control: SearchControl) -> ClusterPlan:
     Raises InfeasibleError: every job needs more workers than there are.
     """
     jobs = [_job(request, number) for number in range(len(request.jobs))]
-    returned = _returned(request)
+    returned = _returned(request, jobs)
     borrowed = sum(
         loan.gpus // loan.gpus_per_worker
         for loan in request.loans
@@ -228,7 +231,11 @@ def solve(request: ClusterRequest, control: SearchControl) -> ClusterPlan:
         workers=capacity,
         jobs=[
             JobPlan(
-                name=job.name, workers=n, remaining_s=job.time_s(n) if n else None, least_remaining_s=job.remaining_s[0]
+                name=job.name,
+                workers=n,
+                remaining_s=job.time_s(n) if n else None,
+                least_remaining_s=job.remaining_s[0],
+                layout=job.layouts[job.workers.index(n)] if n and job.layouts else None,
             )
             for job, n in zip(jobs, chosen, strict=True)
         ],
@@ -241,12 +248,25 @@ def solve(request: ClusterRequest, control: SearchControl) -> ClusterPlan:
 
 def figure_of(request: ClusterRequest, plan: ClusterPlan) -> float:
     """Sum of the remaining times with the workers of a plan and the costs of this request."""
-    jobs = [_job(request, number) for number in range(len(request.jobs))]
-    return total_s(jobs, [job.workers for job in plan.jobs])
+    jobs = [_job(request, number, row.layout) for number, row in enumerate(plan.jobs) if row.workers]
+    return total_s(jobs, [job.workers for job in plan.jobs if job.workers])
 
 
-def _job(request: ClusterRequest, number: int) -> Job:
+def _job(request: ClusterRequest, number: int, layout: str | None = None) -> Job:
+    """A job; of a language model with the fastest layouts, or with one of this name alone."""
     form = request.jobs[number]
+    if form.training is not None:
+        steps = dict(sorted(form.training.steps(layout).items()))
+        needed = form.remaining_samples / form.training.global_batch
+        names = tuple(step.layout.named() for step in steps.values())
+        remarks = tuple(
+            f"{form.name}: a step of {step.layout.global_batch} sequences takes {format_latency(step.step_s)} "
+            f"({interval_text(step.lower_s, step.upper_s)}), {step.domain}"
+            for step in steps.values()
+        )
+        if missing := [str(count) for count in form.workers if count not in steps]:
+            remarks += (f"{form.name}: no layout fits the memory of {', '.join(missing)} workers: left out",)
+        return Job(form.name, tuple(steps), tuple(needed * step.step_s for step in steps.values()), names, remarks)
     if form.step is None:
         assert form.samples_per_s is not None
         rates = form.samples_per_s
@@ -258,7 +278,7 @@ def _job(request: ClusterRequest, number: int) -> Job:
     return Job(form.name, tuple(form.workers), tuple(form.remaining_samples / rate for rate in rates))
 
 
-def _returned(request: ClusterRequest) -> ReclaimPlan | None:
+def _returned(request: ClusterRequest, jobs: Sequence[Job]) -> ReclaimPlan | None:
     if not request.reclaim:
         return None
     servers = {loan.name: loan.running for loan in request.loans}
@@ -270,7 +290,7 @@ def _returned(request: ClusterRequest) -> ReclaimPlan | None:
         servers,
         request.reclaim,
         workers,
-        {job.name: job.workers[0] for job in request.jobs},
+        {job.name: job.workers[0] for job in jobs},
         {job.name: job.preemption_cost_s for job in request.jobs},
     )
 
@@ -292,6 +312,8 @@ def _explain(
         *([f"waiting for workers: {', '.join(waiting)}"] if waiting else []),
         *(f"{name}: a step is mostly {largest}" for name, largest in steps if largest),
         *exchanges,
+        *(job.remarks[job.workers.index(n)] for job, n in zip(jobs, chosen, strict=True) if n and job.layouts),
+        *(line for job in jobs for line in job.remarks[len(job.layouts) :]),
     ]
 
 

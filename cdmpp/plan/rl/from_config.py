@@ -27,6 +27,7 @@ from cdmpp.llm.training.fitting import candidates, rough_cost
 from cdmpp.llm.training.layout import TrainingLayout, training_types
 from cdmpp.llm.training.links import Links
 from cdmpp.llm.training.memory import TrainingMemory, training_memory
+from cdmpp.llm.training.search import LayoutPlans
 from cdmpp.llm.training.step import TrainingPlan
 from cdmpp.plan.base.batch_curve import BatchCurve
 from cdmpp.plan.base.solve import predict_prices, read_request, solve_request
@@ -35,7 +36,6 @@ from cdmpp.plan.rl.problem import make_problem, stages_s
 from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.plan.rl.size_search import shortest_step_s
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.prediction import Query
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.utils.files import MAX_CONFIG_BYTES, parse_csv, parse_file
 
@@ -166,16 +166,11 @@ def _training_sizes(
         for count in gpus
         for layout in question.layouts(count)[:MAX_PRICED]
     ]
-    places: dict[Any, int] = {}
-    queries: list[Query] = []
-    for query in (query for plan in plans for query in plan.queries):
-        if query.program.operator not in places:
-            places[query.program.operator] = len(queries)
-            queries.append(query)
-    predictions = predictor.predict_queries(queries)
+    queries = LayoutPlans(plans, len(plans)).queries
+    prices = {q.program.operator: p for q, p in zip(queries, predictor.predict_queries(queries), strict=True)}
     best: dict[int, dict[str, Any]] = {}
     for plan in plans:
-        plan_predictions = [predictions[places[query.program.operator]] for query in plan.queries]
+        plan_predictions = [prices[query.program.operator] for query in plan.queries]
         step, layout = plan.result(predictor.model_id, plan_predictions), plan.layout
         seconds = step.breakdown
         update_s = seconds["bubble"] + seconds["optimizer"] + seconds["exposed"]["dp"]

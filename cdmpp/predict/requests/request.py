@@ -142,6 +142,10 @@ class Request(Closed, Generic[A]):
         """A copy whose costs are resolved; ``prices`` answer :meth:`price_requests`, in its order."""
         return fill(self, prices)
 
+    def used_prices(self, answer: A, prices: Sequence[Prediction]) -> Sequence[Prediction]:
+        """The prices on which the answer depends: default all."""
+        return prices
+
     def given_costs(self) -> list[str]:
         """Paths of the costs that this request gives as numbers."""
         return given_costs(self)
