@@ -26,10 +26,7 @@ def check(request: MultimodalRequest, answer: Any, prices: Sequence[Prediction] 
     overlap. Makespan, bubble, peak memory, gap and the sums over steps must be as claimed, and no baseline may be
     shorter. An interval must contain the makespan, and is there only if costs are predicted.
 
-    Parameters
-    ----------
-    prices : sequence of Prediction
-        Predictions of ``request.price_requests()``.
+    ``prices``: predictions of ``request.price_requests()``.
     """
     try:
         claim = MultimodalPlan.model_validate(answer)

@@ -80,20 +80,10 @@ class Evaluated:
 class StepDesigns:
     """Designs of one step, each evaluated once.
 
-    Attributes
-    ----------
-    bound_s : float
-        Least lower bound of the designs whose tasks were made, in seconds.
-    least_bytes : dict
-        Least memory that an evaluated order needs, by placement; computed until a design is found.
-    steps : int
-        Orders that were evaluated.
-    has_plan : bool
-        Whether there is a plan: designs that would take longer than the rest of the budget are left out.
-    left_out : bool
-        Whether there were such designs.
-    reserve_s : float
-        Seconds of the budget for the answer.
+    ``bound_s``: least lower bound of the designs whose tasks were made, in seconds. ``least_bytes``: least memory that
+    an evaluated order needs, by placement; computed until a design is found. ``steps``: orders that were evaluated.
+    ``has_plan``: whether there is a plan: designs that would take longer than the rest of the budget are left out.
+    ``left_out``: whether there were such designs. ``reserve_s``: seconds of the budget for the answer.
     """
 
     def __init__(self, step: StepSettings, control: SearchControl) -> None:
@@ -271,14 +261,7 @@ class EvaluatedDesign:
 class DesignSearch:
     """The best designs so far, and the search for better ones.
 
-    Parameters
-    ----------
-    steps : sequence of StepDesigns
-        They share modules and ranks.
-    over : callable
-        Whether to end.
-    on_best : callable
-        Called with each new best entry.
+    ``steps``: they share modules and ranks. ``over``: whether to end. ``on_best``: called with each new best entry.
     """
 
     def __init__(

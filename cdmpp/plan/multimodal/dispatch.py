@@ -17,57 +17,35 @@ BACKWARD_FIRST, ALTERNATE, FORWARD_FIRST = 0, 1, 2
 
 
 class DispatchRule(NamedTuple):
-    """How a rank chooses among its ready tasks, besides the order of segments.
+    """How a rank chooses among its ready tasks, besides the order of segments."""
 
-    Attributes
-    ----------
-    backward_rule, preference : int
-        One of the constants above each.
-    strict : bool
-        Forward tasks of a rank run exactly in the order of segments; otherwise a ready one may overtake.
-    """
-
+    # one of the constants above each
     backward_rule: int
     preference: int
+    # forward tasks of a rank run exactly in the order of segments; otherwise a ready one may overtake
     strict: bool = False
 
 
 class RankQueues(NamedTuple):
-    """Forward tasks by segment and by rank.
+    """Forward tasks by segment and by rank."""
 
-    Attributes
-    ----------
-    rank : ndarray of int64, shape (forward tasks,)
-    first_task : ndarray of int64, shape (segments + 1,)
-        Forward tasks of each segment (one pass of a sub-micro-batch over its ranks).
-    first_lane, lanes : ndarray of int64, shapes (ranks + 1,), (lanes, 3)
-        Lanes (chunks of layers) of each rank: first forward task, distance to the next sub-micro-batch's task, and
-        number of sub-micro-batches. The forward tasks of a lane run in their order.
-    """
-
-    rank: np.ndarray
+    rank: np.ndarray  # shape (forward tasks,)
+    # (segments + 1,): forward tasks of each segment (one pass of a sub-micro-batch over its ranks)
     first_task: np.ndarray
+    # lanes (chunks of layers) of each rank: first forward task, distance to the next sub-micro-batch's task, and number
+    # of sub-micro-batches. The forward tasks of a lane run in their order.
     first_lane: np.ndarray
     lanes: np.ndarray
 
 
 class MemoryUse(NamedTuple):
-    """Bytes of each task, and of each rank.
+    """Bytes of each task, and of each rank."""
 
-    Attributes
-    ----------
-    kept : ndarray of float64, shape (forward tasks,)
-        Held from the start of the forward pass to the end of the backward pass.
-    extra_forward, extra_backward : ndarray of float64, shape (forward tasks,)
-        Held in addition while the forward or the backward pass runs.
-    available : ndarray of float64, shape (ranks,)
-        Bytes of each rank for all of these; infinite without a limit.
-    """
-
-    kept: np.ndarray
+    kept: np.ndarray  # (forward tasks,): held from the start of the forward pass to the end of the backward pass
+    # (forward tasks,): held in addition while the forward or the backward pass runs
     extra_forward: np.ndarray
     extra_backward: np.ndarray
-    available: np.ndarray
+    available: np.ndarray  # (ranks,): bytes of each rank for all of these; infinite without a limit
 
 
 @jit
@@ -83,23 +61,11 @@ def dispatch(
 ) -> float:
     """List-schedule forward and backward tasks; each rank has a queue for either.
 
-    Parameters
-    ----------
-    graph : TaskGraph
-        Forward tasks 0 to n - 1, and the backward task of forward task t as n + t.
-    sequence : ndarray of int64, shape (segments,)
-        Segments, most urgent first.
-    tail_s : ndarray of float64, shape (tasks,)
-        Longest path from each task's end to the end of the step.
-    start_s : ndarray of float64, shape (tasks,)
-        Filled with start times in seconds.
-    place : ndarray of int64, shape (tasks,)
-        Filled with the position at which each task was scheduled.
-
-    Returns
-    -------
-    float
-        Makespan in seconds; infinite where memory leads to a deadlock.
+    ``graph``: forward tasks 0 to n - 1, and the backward task of forward task t as n + t. ``sequence`` (shape
+    (segments,)): segments, most urgent first. ``tail_s`` (shape (tasks,)): longest path from each task's end to the end
+    of the step. ``start_s`` (shape (tasks,)): filled with start times in seconds. ``place`` (shape (tasks,)): filled
+    with the position at which each task was scheduled.
+    Returns makespan in seconds; infinite where memory leads to a deadlock.
     """
     duration_s, dependencies, first_after, after, lag_s = graph
     rank, first_task, first_lane, lanes = queues

@@ -34,24 +34,12 @@ class KnobChoice:
 
 @dataclass(frozen=True)
 class KnobProblem:
-    """Memory of one rank's order of tasks, by chunk and knob.
+    """Memory of one rank's order of tasks, by chunk and knob."""
 
-    Attributes
-    ----------
-    chunks : list of (int, int)
-        Module and chunk.
-    knobs : tuple of Knob
-        Knobs of every chunk.
-    added_s : list of ndarray of float64, shape (knobs,)
-        Seconds that each chunk's knob adds to the rank over the step.
-    uses : list of ndarray of float64, shape (knobs, moments)
-        Bytes of each chunk at each moment that can be the peak.
-    """
-
-    chunks: list[tuple[int, int]]
-    knobs: tuple[Knob, ...]
-    added_s: list[np.ndarray]
-    uses: list[np.ndarray]
+    chunks: list[tuple[int, int]]  # module and chunk
+    knobs: tuple[Knob, ...]  # knobs of every chunk
+    added_s: list[np.ndarray]  # (knobs,): seconds that each chunk's knob adds to the rank over the step
+    uses: list[np.ndarray]  # (knobs, moments): bytes of each chunk at each moment that can be the peak
 
     def choose(self, available: float) -> KnobChoice | None:
         """Knobs of least added time within ``available`` bytes, or None (dynamic programming with dominance)."""
@@ -141,15 +129,9 @@ def knob_problem(tasks: Tasks, rank: int, order: Sequence[int]) -> KnobProblem:
 def _moments(tasks: Tasks, number: dict[tuple[int, int], int], order: Sequence[int]) -> np.ndarray:
     """Memory state at each task of a rank, dominated states removed.
 
-    Parameters
-    ----------
-    number : dict
-        Column of each (module, chunk).
-
-    Returns
-    -------
-    ndarray, shape (moments, chunks + 3)
-        Items in flight of each chunk; the task's chunk; its items in a forward and in a backward pass.
+    ``number``: column of each (module, chunk).
+    Returns items in flight of each chunk; the task's chunk; its items in a forward and in a backward pass (shape
+    (moments, chunks + 3)).
     """
     chunk_and_items = {
         int(grid[unit, c]): (number[i, c], tasks.items[i][unit])

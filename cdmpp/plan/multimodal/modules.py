@@ -24,40 +24,21 @@ Knobs = tuple[tuple[Knob, ...], ...]
 
 @dataclass(frozen=True)
 class Module:
-    """One module: a chain of layers that are distributed over all ranks.
-
-    Attributes
-    ----------
-    layers : tuple of float
-        Time of each layer relative to the curves; 1.0 for layers that are all alike.
-    sizes : ndarray of float64, shape (points,)
-        Sub-micro-batch sizes (items) of the curves, growing.
-    forward_s, backward_s : ndarray of float64, shape (points,)
-        Seconds of a layer of relative time 1 at those sizes.
-    after : tuple of int
-        Indices of the modules whose output it takes.
-    activation_bytes : float
-        Bytes that a layer keeps for an item between forward and backward pass.
-    boundary_bytes : float
-        Bytes kept for an item at the input of a chunk of layers that recomputes the rest.
-    weight_bytes : float
-        Bytes of a layer's weights, gradients and optimizer states.
-    segments : int or None
-        Number of segments (passes over all ranks, from any of them on); None: in proportion to its latency.
-    transfer : (ndarray, ndarray) or None
-        Sizes, and the seconds of sending a layer's output to another rank (and its gradient back); None: no time.
-    """
+    """One module: a chain of layers that are distributed over all ranks."""
 
     name: str
-    layers: tuple[float, ...]
-    sizes: np.ndarray
+    layers: tuple[float, ...]  # time of each layer relative to the curves; 1.0 for layers that are all alike
+    sizes: np.ndarray  # (points,): sub-micro-batch sizes (items) of the curves, growing
+    # (points,): seconds of a layer of relative time 1 at those sizes
     forward_s: np.ndarray
     backward_s: np.ndarray
-    after: tuple[int, ...] = ()
-    activation_bytes: float = 0.0
-    boundary_bytes: float = 0.0
-    weight_bytes: float = 0.0
+    after: tuple[int, ...] = ()  # indices of the modules whose output it takes
+    activation_bytes: float = 0.0  # bytes that a layer keeps for an item between forward and backward pass
+    boundary_bytes: float = 0.0  # bytes kept for an item at the input of a chunk of layers that recomputes the rest
+    weight_bytes: float = 0.0  # bytes of a layer's weights, gradients and optimizer states
+    # number of segments (passes over all ranks, from any of them on); None: in proportion to its latency
     segments: int | None = None
+    # sizes, and the seconds of sending a layer's output to another rank (and its gradient back); None: no time
     transfer: tuple[np.ndarray, np.ndarray] | None = None
 
     @cached_property
@@ -124,10 +105,7 @@ def split_evenly(items: int, parts: int) -> tuple[int, ...]:
 def topological_order(modules: Sequence[Module]) -> list[int]:
     """Indices of the modules, each after those whose output it takes.
 
-    Raises
-    ------
-    FieldError
-        The modules form a cycle.
+    Raises FieldError: the modules form a cycle.
     """
     return order_modules([module.name for module in modules], [module.after for module in modules])
 
@@ -142,10 +120,7 @@ def chained(modules: Sequence[Module]) -> list[Module]:
 def order_modules(names: Sequence[str], after: Sequence[Sequence[int]]) -> list[int]:
     """Indices in topological order; ``after``: for each name the indices that come before it.
 
-    Raises
-    ------
-    FieldError
-        There is a cycle.
+    Raises FieldError: there is a cycle.
     """
     order, cycle = sort_topologically(after)
     if cycle:
@@ -160,33 +135,20 @@ class ItemLink:
     """Data transfer between items of two modules.
 
     Each item of ``single`` belongs to one item of ``other``: item j of n to item floor(j·N/n) of N.
-
-    Attributes
-    ----------
-    single, other : int
-        Indices of the modules.
-    forward : bool
-        In the forward pass data goes from ``single`` to ``other``; otherwise from ``other`` to ``single``.
     """
 
+    # indices of the modules
     single: int
     other: int
-    forward: bool
+    forward: bool  # in the forward pass data goes from ``single`` to ``other``; otherwise from ``other`` to ``single``
 
 
 @lru_cache(maxsize=4096)
 def shared_units(single: tuple[int, ...], other: tuple[int, ...]) -> np.ndarray:
     """Pairs of sub-micro-batches of two linked modules that share items; cached because a search repeats its calls.
 
-    Parameters
-    ----------
-    single, other : tuple of int
-        Items of each sub-micro-batch of :attr:`ItemLink.single` and of :attr:`ItemLink.other`.
-
-    Returns
-    -------
-    ndarray of int64, shape (pairs, 2)
-        Sub-micro-batches of ``single`` and of ``other``, growing.
+    ``single``, ``other``: items of each sub-micro-batch of :attr:`ItemLink.single` and of :attr:`ItemLink.other`.
+    Returns sub-micro-batches of ``single`` and of ``other``, growing (shape (pairs, 2)).
     """
     other_items = np.arange(sum(single)) * sum(other) // max(1, sum(single))
     single_units = np.repeat(np.arange(len(single)), single)
@@ -198,18 +160,10 @@ def shared_units(single: tuple[int, ...], other: tuple[int, ...]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ItemLinks:
-    """Links between the items of a step.
+    """Links between the items of a step."""
 
-    Attributes
-    ----------
-    samples : int
-        Module whose items are the samples of the step; each item of another module belongs to one of them.
-    all : tuple of ItemLink
-        Links on the path to the samples come first.
-    """
-
-    samples: int
-    all: tuple[ItemLink, ...]
+    samples: int  # module whose items are the samples of the step; each item of another module belongs to one of them
+    all: tuple[ItemLink, ...]  # links on the path to the samples come first
 
     def sample_of(self, module: int, batch: Sequence[int]) -> np.ndarray:
         """Sample of each item of a module; ndarray of int64, shape (items,), growing."""
@@ -226,14 +180,9 @@ class ItemLinks:
 def link_items(modules: Sequence[Module], batch: Sequence[int], samples: int | None = None) -> ItemLinks:
     """Derive the links between the items of a step.
 
-    Parameters
-    ----------
-    batch : sequence of int
-        Items of each module. Data passes through a module without items to the next.
-    samples : int, optional
-        Module whose items are the samples. Default (also where it has no items): the module that exchanges data with
-        most others, the last of these in topological order. An image belongs to one sequence; a sequence may have
-        no image.
+    ``batch``: items of each module. Data passes through a module without items to the next. ``samples``: module whose
+    items are the samples. Default (also where it has no items): the module that exchanges data with most others, the
+    last of these in topological order. An image belongs to one sequence; a sequence may have no image.
     """
     sources: list[set[int]] = [set() for _ in modules]
     order = topological_order(modules)
@@ -266,37 +215,20 @@ def link_items(modules: Sequence[Module], batch: Sequence[int], samples: int | N
 
 @dataclass(frozen=True)
 class MemoryOptions:
-    """Memory limit, and what may be done to keep it.
+    """Memory limit, and what may be done to keep it."""
 
-    Attributes
-    ----------
-    limit_bytes : float
-        Memory of each rank; infinite without a limit.
-    knobs : tuple of {"keep", "recompute", "offload"}
-        What may be done with activations.
-    host_bytes_per_s : float
-        Bandwidth of a rank's link to the host, in each direction; for "offload".
-    """
-
-    limit_bytes: float = float("inf")
-    knobs: tuple[Knob, ...] = ("keep",)
-    host_bytes_per_s: float = float("inf")
+    limit_bytes: float = float("inf")  # memory of each rank; infinite without a limit
+    knobs: tuple[Knob, ...] = ("keep",)  # what may be done with activations
+    host_bytes_per_s: float = float("inf")  # bandwidth of a rank's link to the host, in each direction; for "offload"
 
 
 class ChunkCost(NamedTuple):
-    """Time and memory of a sub-micro-batch in a chunk of layers.
-
-    Attributes
-    ----------
-    kept_bytes : float
-        Held from the start of the forward pass to the end of the backward pass.
-    extra_forward_bytes, extra_backward_bytes : float
-        Held in addition while the pass runs.
-    """
+    """Time and memory of a sub-micro-batch in a chunk of layers."""
 
     forward_s: float
     backward_s: float
-    kept_bytes: float
+    kept_bytes: float  # held from the start of the forward pass to the end of the backward pass
+    # held in addition while the pass runs
     extra_forward_bytes: float
     extra_backward_bytes: float
 
@@ -308,10 +240,7 @@ def chunk_cost(module: Module, layers: tuple[int, int], items: int, knob: Knob, 
     Offloading moves all activations to the host during the forward pass and back during the backward pass; a pass
     takes as long as the longer of its arithmetic and its transfer.
 
-    Parameters
-    ----------
-    layers : (int, int)
-        First layer and number of layers.
+    ``layers``: first layer and number of layers.
     """
     first, count = layers
     forward_s, backward_s = (module.weight(first, count) * layer_s for layer_s in module.layer_s(items))

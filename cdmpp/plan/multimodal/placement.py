@@ -57,17 +57,9 @@ def balanced_cuts(weights: np.ndarray, load: np.ndarray) -> np.ndarray:
     programming over cuts, O(parts · layers²). Above :data:`MAX_CUT_CELLS` blocks of layers are cut instead; with
     fewer than :data:`MIN_BLOCKS` of these for each part, the layers are cut in proportion, and loads are ignored.
 
-    Parameters
-    ----------
-    weights : ndarray of float64, shape (layers,)
-        Seconds of each layer.
-    load : ndarray of float64, shape (parts,)
-        Seconds of work that each part's rank already has: of equal layers, the odd ones go to the least loaded.
-
-    Returns
-    -------
-    ndarray of int64, shape (parts + 1,)
-        Cuts, from 0 to ``layers``; parts may be empty.
+    ``weights`` (shape (layers,)): seconds of each layer. ``load`` (shape (parts,)): seconds of work that each part's
+    rank already has: of equal layers, the odd ones go to the least loaded.
+    Returns cuts, from 0 to ``layers``; parts may be empty (shape (parts + 1,)).
     """
     total = np.concatenate([[0.0], np.cumsum(weights)])
     parts = len(load)
@@ -126,17 +118,9 @@ def in_segments(
 ) -> Placement:
     """Distribute every module over all ranks, ``counts`` times.
 
-    Parameters
-    ----------
-    counts : sequence of int
-        Segments of each module.
-    work_s : sequence of float
-        Seconds of the whole step in each module: the weights by which the ranks are balanced.
-    lead_s : float
-        Seconds by which a rank starts later or ends earlier than the one before it: the odd layers go to the first
-        ranks rather than to the last.
-    starts : sequence of int, optional
-        Rank of each module's first part; default: 0.
+    ``counts``: segments of each module. ``work_s``: seconds of the whole step in each module: the weights by which the
+    ranks are balanced. ``lead_s``: seconds by which a rank starts later or ends earlier than the one before it: the odd
+    layers go to the first ranks rather than to the last. ``starts``: rank of each module's first part; default: 0.
     """
     load = np.arange(ranks) * lead_s
     cuts_of: list[np.ndarray] = []
@@ -159,12 +143,8 @@ def _level(cuts_of: list[np.ndarray], totals: list[np.ndarray], load: np.ndarray
     A layer moves between two chunks of a module by moving all cuts between them by one. So the odd layers of one
     segment go where another segment or module has none.
 
-    Parameters
-    ----------
-    cuts_of, totals : list of ndarray
-        Cuts of each module, and prefix sums of its layers' seconds.
-    load : ndarray of float64, shape (ranks,)
-        Seconds of work of each rank.
+    ``cuts_of``, ``totals``: cuts of each module, and prefix sums of its layers' seconds. ``load`` (shape (ranks,)):
+    seconds of work of each rank.
     """
     ranks = len(load)
     for _ in range(2 * ranks):
@@ -214,10 +194,7 @@ def move_layer(cuts: np.ndarray, source: int, target: int) -> np.ndarray:
 def contiguous(modules: Sequence[Module], work_s: Sequence[float], ranks: int) -> Placement:
     """Modules one after the other, cut into as many stages as there are ranks (the conventional placement).
 
-    Parameters
-    ----------
-    work_s : sequence of float
-        Seconds of the whole step in each module.
+    ``work_s``: seconds of the whole step in each module.
     """
     order = topological_order(modules)
     weights = np.concatenate([np.array(modules[i].layers) * (work_s[i] / modules[i].work) for i in order])
@@ -367,10 +344,7 @@ def split_micro_batches(
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """Divide the samples, with the items that belong to them, into ``count`` micro-batches.
 
-    Returns
-    -------
-    items, micro_batches : list of tuple of int
-        Items and micro-batch of each unit, by module.
+    Returns ``items, micro_batches``: items and micro-batch of each unit, by module.
     """
     micro_batch_of_sample = np.repeat(np.arange(count), split_evenly(batch[links.samples], count))
     items, micro_batches = [], []
@@ -396,22 +370,10 @@ def improve_cuts(
     With few or unequal micro-batches the most even cut is not the best: filling and draining the pipeline counts as
     much as its pace. Layers are moved between two stages as long as that shortens 1F1B.
 
-    Parameters
-    ----------
-    placement : Placement
-        Contiguous placement to start from.
-    items : sequence of ndarray of int64, shape (micro-batches,)
-        Items of each module in each micro-batch; 0 where it has none.
-    max_passes : int
-        Passes to simulate altogether.
-
-    Returns
-    -------
-    placement : Placement
-    makespan_s : float
-        Makespan of 1F1B whose stages pass a micro-batch on as a whole.
-    remaining : int
-        Passes of ``max_passes`` that are left.
+    ``placement``: contiguous placement to start from. ``items`` (shape (micro-batches,)): items of each module in each
+    micro-batch; 0 where it has none. ``max_passes``: passes to simulate altogether.
+    Returns the placement; ``makespan_s``: makespan of 1F1B whose stages pass a micro-batch on as a whole;
+    ``remaining``: passes of ``max_passes`` that are left.
     """
     count, order_of = len(items[0]), topological_order(modules)
     layers = [len(modules[i].layers) for i in order_of]
@@ -457,11 +419,8 @@ def improve_cuts(
 def _whole_micro_batches(ranks: int, count: int) -> tuple[TaskGraph, np.ndarray]:
     """Passes of a pipeline whose stages pass a micro-batch on as a whole, and their 1F1B order by rank.
 
-    Returns
-    -------
-    graph : TaskGraph
-        Forward pass of micro-batch m on rank r as task r * count + m, then the backward passes; without durations.
-    order : ndarray of int64, shape (ranks, 2 * count)
+    Returns ``graph``: forward pass of micro-batch m on rank r as task r * count + m, then the backward passes; without
+    durations; ``order``: shape (ranks, 2 * count).
     """
     forward = np.arange(ranks * count).reshape(ranks, count)
     backward = forward + forward.size

@@ -58,41 +58,20 @@ _EQUAL = 1e-9
 
 @dataclass(frozen=True)
 class StepSolution:
-    """Best schedule of one step.
+    """Best schedule of one step."""
 
-    Attributes
-    ----------
-    batch : tuple of int
-        Items of each module.
-    bound_s : float
-        Lower bound of every plan that the request allows, in seconds.
-    searched_bound_s : float
-        Lower bound of the designs that were searched, in seconds.
-    baselines_s : dict of str to float
-        "1f1b": contiguous modules, the best number of micro-batches; "1f1b_segments": the rule's segments in data
-        order. Absent where they do not fit the memory.
-    one_f_one_b : Schedule or None
-        Schedule of "1f1b".
-    micro_batches : int or None
-        Micro-batches of "1f1b".
-    complete : bool
-        No plan that the request allows is shorter.
-    steps : int
-        Orders that were evaluated.
-    left_out : bool
-        Designs were left out because they, or their answer, would take longer than the budget.
-    """
-
-    batch: tuple[int, ...]
+    batch: tuple[int, ...]  # items of each module
     schedule: Schedule
-    bound_s: float
-    searched_bound_s: float
+    bound_s: float  # lower bound of every plan that the request allows, in seconds
+    searched_bound_s: float  # lower bound of the designs that were searched, in seconds
+    # "1f1b": contiguous modules, the best number of micro-batches; "1f1b_segments": the rule's segments in data order.
+    # Absent where they do not fit the memory.
     baselines_s: dict[str, float]
-    one_f_one_b: Schedule | None
-    micro_batches: int | None
-    complete: bool = False
-    steps: int = 0
-    left_out: bool = False
+    one_f_one_b: Schedule | None  # schedule of "1f1b"
+    micro_batches: int | None  # micro-batches of "1f1b"
+    complete: bool = False  # no plan that the request allows is shorter
+    steps: int = 0  # orders that were evaluated
+    left_out: bool = False  # designs were left out because they, or their answer, would take longer than the budget
 
 
 def plan_steps(
@@ -116,36 +95,14 @@ def plan_steps(
     segments and numbers of sub-micro-batches are searched too, beginning from its rule for every efficiency and from
     1F1B on a contiguous placement. So a plan is never longer than these on the same costs.
 
-    Parameters
-    ----------
-    batches : sequence of sequence of int
-        Items of each module in each step.
-    efficiency : float
-        Share of the peak items per second that the rule's sub-micro-batches reach, for the baseline.
-    samples : int, optional
-        Module whose items are the samples; default: see :func:`cdmpp.plan.multimodal.modules.link_items`.
-    control : SearchControl, optional
-        Default: a budget of one second.
-    max_steps : int, optional
-        Orders to evaluate in all steps together.
-    counts : CacheCounts, optional
-        Updated.
-    executable : bool
-        Only plans that torch.distributed.pipelining runs (:class:`StepSettings`), with the modules as a chain.
-    on_progress : callable, optional
-        Called with a copy of the solutions so far, every few orders.
-
-    Returns
-    -------
-    list of StepSolution
-        One for each batch.
-
-    Raises
-    ------
-    FieldError
-        The modules form a cycle.
-    InfeasibleError
-        No plan fits the memory limit; the message names one that does.
+    ``batches``: items of each module in each step. ``efficiency``: share of the peak items per second that the rule's
+    sub-micro-batches reach, for the baseline. ``samples``: module whose items are the samples; default: see
+    :func:`cdmpp.plan.multimodal.modules.link_items`. ``control``: default: a budget of one second. ``max_steps``:
+    orders to evaluate in all steps together. ``counts``: updated. ``executable``: only plans that
+    torch.distributed.pipelining runs (:class:`StepSettings`), with the modules as a chain. ``on_progress``: called with
+    a copy of the solutions so far, every few orders.
+    Raises FieldError: the modules form a cycle.
+    Raises InfeasibleError: no plan fits the memory limit; the message names one that does.
     """
     memory = memory if memory is not None else MemoryOptions()
     control = control if control is not None else SearchControl(1.0)

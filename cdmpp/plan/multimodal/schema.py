@@ -159,10 +159,7 @@ class MultimodalPlan(Plan):
     def step_plans(self) -> list[StepPlan]:
         """Plans of the steps; the plan itself where there is one step.
 
-        Raises
-        ------
-        ValidationError
-            A plan without ``plans`` lacks batch, sub_batches, memory or order.
+        Raises ValidationError: a plan without ``plans`` lacks batch, sub_batches, memory or order.
         """
         if self.plans is not None:
             return self.plans
@@ -431,10 +428,7 @@ class MultimodalRequest(Request[MultimodalPlan]):
     def resolved_modules(self, figure: Figure = "latency_s") -> list[Module]:
         """The modules with their costs; the request must be resolved.
 
-        Parameters
-        ----------
-        figure : {"latency_s", "lower_s", "upper_s"}
-            Which figure of the costs to use: the prediction or one of its bounds.
+        ``figure``: which figure of the costs to use: the prediction or one of its bounds.
         """
         names = [module.name for module in self.modules]
         modules = []

@@ -49,24 +49,11 @@ def branch_and_bound(
 ) -> tuple[float, bool, int]:
     """Shortest active schedule (Giffler and Thompson 1960) among those shorter than ``limit_s``.
 
-    Parameters
-    ----------
-    rank : ndarray of int64, shape (tasks,)
-    tail_s : ndarray of float64, shape (tasks,)
-        Longest path from each task's end to the end of the step.
-    nodes : int
-        Most nodes to visit.
-    order : ndarray of int64, shape (tasks,)
-        Filled with the tasks in the order of their choice, if a shorter schedule was found.
-
-    Returns
-    -------
-    best_s : float
-        Makespan in seconds; ``limit_s`` if no shorter schedule was found.
-    complete : bool
-        Whether the tree was searched completely.
-    nodes : int
-        Nodes that are left.
+    ``rank``: shape (tasks,). ``tail_s`` (shape (tasks,)): longest path from each task's end to the end of the step.
+    ``nodes``: most nodes to visit. ``order`` (shape (tasks,)): filled with the tasks in the order of their choice, if a
+    shorter schedule was found.
+    Returns ``best_s``: makespan in seconds; ``limit_s`` if no shorter schedule was found; ``complete``: whether the
+    tree was searched completely; ``nodes``: nodes that are left.
     """
     duration_s, dependencies, first_after, after, lag_s = graph
     tasks = len(duration_s)
@@ -164,11 +151,7 @@ def _shorter(tasks: Tasks, limit_s: float, nodes: int) -> tuple[Schedule | None,
 def shorten(best: Schedule, limit_s: float, nodes: int) -> tuple[Schedule, bool]:
     """A shorter schedule of the same tasks, or ``best``, by branch and bound of at most so many nodes.
 
-    Returns
-    -------
-    Schedule
-    bool
-        Whether no order of these tasks is shorter than the schedule and ``limit_s``.
+    Returns the schedule, and whether no order of these tasks is shorter than it and ``limit_s``.
     """
     tasks = best.tasks
     if tasks.bound_s >= min(best.makespan_s, limit_s) * (1 - ROUNDING):
@@ -202,19 +185,9 @@ _Row = tuple[Chunk, ...]
 def try_all(step: StepSettings, best: Schedule, over: Callable[[int], bool]) -> tuple[Schedule, bool, int]:
     """Solve every design of a step, the one of least quick bound first; not with a memory limit.
 
-    Parameters
-    ----------
-    over : callable
-        Whether to end, by the number of designs that were solved.
-
-    Returns
-    -------
-    Schedule
-        ``best`` or a shorter one.
-    bool
-        Whether no plan that the request allows is shorter.
-    int
-        Number of designs that were solved.
+    ``over``: whether to end, by the number of designs that were solved.
+    Returns ``best`` or a shorter one; whether no plan that the request allows is shorter; number of designs that were
+    solved.
     """
     if np.isfinite(step.memory.limit_bytes):
         return best, False, 0
@@ -293,11 +266,7 @@ def _items(step: StepSettings) -> list[Items]:
 class Weights:
     """Layers' relative times of each placement of a module by rank; all arrays of shape (placements, ranks).
 
-    Attributes
-    ----------
-    load : ndarray
-    before : ndarray
-        In the layers before the rank's first one; infinite where the rank has none.
+    ``before``: in the layers before the rank's first one; infinite where the rank has none.
     """
 
     def __init__(self, rows: Sequence[_Row], module: Module, ranks: int) -> None:
@@ -353,26 +322,11 @@ def search(
     Each variant is searched with each dispatch rule, from its initial orders by random changes. Variants whose bound
     equals the best makespan are skipped.
 
-    Parameters
-    ----------
-    variants : sequence of Tasks
-        The same step with other placements, sub-micro-batch sizes or memory knobs.
-    best : Schedule
-        Best schedule known before.
-    until_left_s : float
-        The search ends once ``control`` has so many seconds left.
-    max_steps : int, optional
-        Orders to evaluate; without it, until the time is over or changes give known orders alone.
-    counts : CacheCounts, optional
-        Updated.
-    on_progress : callable, optional
-        Called with the best schedule so far, every few steps.
-
-    Returns
-    -------
-    Schedule
-    int
-        Orders that were evaluated, repeated ones included.
+    ``variants``: the same step with other placements, sub-micro-batch sizes or memory knobs. ``best``: best schedule
+    known before. ``until_left_s``: the search ends once ``control`` has so many seconds left. ``max_steps``: orders to
+    evaluate; without it, until the time is over or changes give known orders alone. ``counts``: updated.
+    ``on_progress``: called with the best schedule so far, every few steps.
+    Returns the best schedule, and the number of orders that were evaluated, repeated ones included.
     """
     evaluator = Evaluator(best, counts if counts is not None else CacheCounts())
 
@@ -451,10 +405,7 @@ class Evaluator:
 class Orders:
     """Orders of one variant's segments under one dispatch rule, each evaluated once.
 
-    Parameters
-    ----------
-    keys : list of ndarray of float64, shape (segments,)
-        Keys of initial orders, evaluated before others.
+    ``keys`` (shape (segments,)): keys of initial orders, evaluated before others.
     """
 
     def __init__(self, tasks: Tasks, rule: DispatchRule, keys: list[np.ndarray]) -> None:

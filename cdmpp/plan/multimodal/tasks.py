@@ -45,38 +45,26 @@ class Tasks:
     A *unit* is one sub-micro-batch of a module. A *segment* is a unit's pass over the chunks of one of the module's
     segments. A *class* is a module's segment; it contains one segment of each unit. Forward tasks are numbered by
     class, unit and chunk. Units of different modules depend on each other where their items are linked.
-
-    Attributes
-    ----------
-    items : tuple of tuple of int
-        Items of each unit, by module; empty for a module without items.
-    ids : tuple of ndarray of int64, shape (units, chunks)
-        Forward task of each unit and chunk, by module.
-    rank : ndarray of int64, shape (forward tasks,)
-    first_task, first_segment, need_ptr, need_class, need_count : ndarray of int64
-        Forward tasks of each segment, segments of each class, and what a segment depends on; see
-        :func:`cdmpp.plan.multimodal.tasks.complete`.
-    classes : tuple of (int, int)
-        Module and segment of each class, in topological order.
-    kept, extra_forward, extra_backward : ndarray of float64, shape (forward tasks,)
-        Bytes; see :class:`cdmpp.plan.multimodal.modules.ChunkCost`.
     """
 
     modules: tuple[Module, ...]
     placement: Placement
-    items: tuple[tuple[int, ...], ...]
+    items: tuple[tuple[int, ...], ...]  # items of each unit, by module; empty for a module without items
     ranks: int
     memory: MemoryOptions
     knobs: Knobs
-    ids: tuple[np.ndarray, ...]
-    rank: np.ndarray
+    ids: tuple[np.ndarray, ...]  # (units, chunks): forward task of each unit and chunk, by module
+    rank: np.ndarray  # shape (forward tasks,)
     graph: TaskGraph
+    # forward tasks of each segment, segments of each class, and what a segment depends on; see
+    # :func:`cdmpp.plan.multimodal.tasks.complete`
     first_task: np.ndarray
     first_segment: np.ndarray
     need_ptr: np.ndarray
     need_class: np.ndarray
     need_count: np.ndarray
-    classes: tuple[tuple[int, int], ...]
+    classes: tuple[tuple[int, int], ...]  # module and segment of each class, in topological order
+    # (forward tasks,): bytes; see :class:`cdmpp.plan.multimodal.modules.ChunkCost`
     kept: np.ndarray
     extra_forward: np.ndarray
     extra_backward: np.ndarray
@@ -195,10 +183,7 @@ def make_tasks(
 ) -> Tasks:
     """Tasks of a step; all activations are kept.
 
-    Parameters
-    ----------
-    items : sequence of sequence of int
-        Items of each unit, by module.
+    ``items``: items of each unit, by module.
     """
     dependent = _dependent_units(items, links)
     # Classes in topological order, so that a class never depends on a later one.
@@ -252,26 +237,17 @@ def make_tasks(
 
 @dataclass(frozen=True)
 class StepSettings:
-    """What all designs of a step share.
-
-    Attributes
-    ----------
-    batch : sequence of int
-        Items of each module.
-    efficiency : float
-        Share of the peak items per second that the rule's sub-micro-batches reach.
-    executable : bool
-        Only plans that torch.distributed.pipelining runs: equal sub-micro-batches, as many of each module, and a part
-        of a module on every rank. Of a single module, stage i is on rank i modulo ranks, and every rank has as many
-        (Megatron-LM).
-    """
+    """What all designs of a step share."""
 
     modules: Sequence[Module]
-    batch: Sequence[int]
+    batch: Sequence[int]  # items of each module
     ranks: int
     memory: MemoryOptions
     links: ItemLinks
-    efficiency: float
+    efficiency: float  # share of the peak items per second that the rule's sub-micro-batches reach
+    # only plans that torch.distributed.pipelining runs: equal sub-micro-batches, as many of each module, and a part of
+    # a module on every rank. Of a single module, stage i is on rank i modulo ranks, and every rank has as many
+    # (Megatron-LM).
     executable: bool = False
 
     def equal_counts(self) -> list[int]:
@@ -361,20 +337,12 @@ FIRST_RULES = (
 
 @dataclass(frozen=True)
 class Schedule:
-    """Start times of all tasks.
-
-    Attributes
-    ----------
-    makespan_s : float
-        Infinite on a deadlock.
-    start_s : ndarray of float64, shape (tasks,)
-    place : ndarray of int64, shape (tasks,)
-        Position of each task in a topological order; distinguishes tasks of no duration that start together.
-    """
+    """Start times of all tasks."""
 
     tasks: Tasks
-    makespan_s: float
-    start_s: np.ndarray
+    makespan_s: float  # infinite on a deadlock
+    start_s: np.ndarray  # shape (tasks,)
+    # (tasks,): position of each task in a topological order; distinguishes tasks of no duration that start together
     place: np.ndarray
 
     @property
@@ -388,12 +356,7 @@ class Schedule:
 def list_schedule(tasks: Tasks, sequence: np.ndarray, rule: DispatchRule, *, limited: bool = True) -> Schedule:
     """List schedule of an order of segments; infinitely long where memory leads to a deadlock.
 
-    Parameters
-    ----------
-    sequence : ndarray of int64, shape (segments,)
-        Segments, most urgent first.
-    limited : bool
-        False: as if memory were unlimited.
+    ``sequence`` (shape (segments,)): segments, most urgent first. ``limited``: False: as if memory were unlimited.
     """
     start_s, place = np.empty(tasks.size), np.empty(tasks.size, np.int64)
     memory = tasks.memory_use(limited)
@@ -465,16 +428,10 @@ def complete(
 ) -> None:
     """Order of segments: always the allowed class whose next segment has the least key.
 
-    Parameters
-    ----------
-    first_segment : ndarray of int64, shape (classes + 1,)
-        Segments of a class, one for each sub-micro-batch, in order.
-    need_ptr, need_class, need_count : ndarray of int64
-        Segment s is allowed once class ``need_class[i]`` has occurred ``need_count[i]`` times, for i from
-        ``need_ptr[s]`` to ``need_ptr[s + 1]``.
-    key : ndarray of float64, shape (segments,)
-    sequence : ndarray of int64, shape (segments,)
-        Filled with the segments in order.
+    ``first_segment`` (shape (classes + 1,)): segments of a class, one for each sub-micro-batch, in order. ``need_ptr``,
+    ``need_class``, ``need_count``: segment s is allowed once class ``need_class[i]`` has occurred ``need_count[i]``
+    times, for i from ``need_ptr[s]`` to ``need_ptr[s + 1]``. ``key``: shape (segments,). ``sequence`` (shape
+    (segments,)): filled with the segments in order.
     """
     classes, done = len(first_segment) - 1, np.zeros(len(first_segment) - 1, np.int64)
     for place in range(len(sequence)):
@@ -497,12 +454,7 @@ def complete(
 
 
 def data_order_key(tasks: Tasks) -> np.ndarray:
-    """Key that orders segments by their share of the step's items: related segments of all modules come together.
-
-    Returns
-    -------
-    ndarray of float64, shape (segments,)
-    """
+    """Key that orders segments by their share of the step's items: related segments of all modules come together."""
     key = np.empty(tasks.segments)
     for c, (i, _) in enumerate(tasks.classes):
         before = np.concatenate([[0], np.cumsum(tasks.items[i])[:-1]])
