@@ -48,24 +48,21 @@ TrainingDegree = Annotated[int, Field(ge=1, le=MAX_RANKS), WholeNumber]
 class TrainForm(Closed):
     """What a training step needs besides the model's layout (docs/training-steps.md)."""
 
-    passes: Annotated[
-        Literal["step", "forward", "backward"],
-        Field(
-            description="A whole step of as many sequences as the batch; or one pass of a mean layer over a "
-            "micro-batch of as many."
-        ),
-    ] = "step"
-    virtual_pp: Annotated[TrainingDegree, Field(description="Parts of the model on each stage.")] = 1
-    cp: Annotated[TrainingDegree, Field(description="Ranks that share each sequence.")] = 1
+    passes: Literal["step", "forward", "backward"] = Field(
+        "step",
+        description="A whole step of as many sequences as the batch; or one pass of a mean layer over a "
+        "micro-batch of as many.",
+    )
+    virtual_pp: TrainingDegree = Field(1, description="Parts of the model on each stage.")
+    cp: TrainingDegree = Field(1, description="Ranks that share each sequence.")
     sharding: Literal["none", "optimizer", "fsdp"] = "none"
-    micro_batch: Annotated[Count, Field(description="Sequences of one pass of a copy, in a whole step.")] = 1
+    micro_batch: Count = Field(1, description="Sequences of one pass of a copy, in a whole step.")
     products: Literal["float8_e4m3", "mxfp8", "nvfp4"] | None = None
     recompute: Literal["none", "selective", "full"] = "none"
     overlap: Literal["none", "gradients", "all"] | None = None
-    network: Annotated[
-        float | Annotated[str, Field(max_length=64)] | None,
-        Field(description="Bytes per second of one device between nodes, or a name; null: 400 Gbit/s."),
-    ] = None
+    network: float | Annotated[str, Field(max_length=64)] | None = Field(
+        None, description="Bytes per second of one device between nodes, or a name; null: 400 Gbit/s."
+    )
 
 
 def training_plan(
@@ -135,59 +132,48 @@ Degree = Annotated[int, Field(ge=1, le=MAX_DEGREE), WholeNumber]
 class LanguageModelForm(Closed):
     """A language model whose steps are predicted (docs/llm.md); ``batch`` of the curve counts sequences."""
 
-    config: Annotated[
-        dict[str, Any],
-        Field(
-            min_length=1,
-            max_length=1000,
-            description="The content of a config.json of Hugging Face. In Python and on the command line also a path.",
-        ),
-    ]
-    phase: Annotated[
-        Literal["decode", "prefill", "train"],
-        Field(description="A step that adds a token to each sequence, one over prompts, or a training step."),
-    ] = "decode"
-    part: Annotated[
-        Literal["step", "attention", "ffn"],
-        Field(description="The whole step, or the mean over the layers of their attention or feed-forward half."),
-    ] = "step"
+    config: dict[str, Any] = Field(
+        min_length=1,
+        max_length=1000,
+        description="The content of a config.json of Hugging Face. In Python and on the command line also a path.",
+    )
+    phase: Literal["decode", "prefill", "train"] = Field(
+        "decode", description="A step that adds a token to each sequence, one over prompts, or a training step."
+    )
+    part: Literal["step", "attention", "ffn"] = Field(
+        "step", description="The whole step, or the mean over the layers of their attention or feed-forward half."
+    )
     past_len: Annotated[
         int, Field(ge=0, le=MAX_TOKENS, description="decode: cached tokens of each sequence."), WholeNumber
     ] = 1024
     input: Annotated[
         int, Field(ge=1, le=MAX_TOKENS, description="prefill, train: tokens of each sequence."), WholeNumber
     ] = 1024
-    train: Annotated[TrainForm, Field(description="train: passes, recomputation, sharding and further degrees.")] = (
-        TrainForm()
+    train: TrainForm = Field(TrainForm(), description="train: passes, recomputation, sharding and further degrees.")
+    tp: Degree = Field(1, description="Ranks that share each layer.")
+    pp: Degree = Field(1, description="Stages that share the layers.")
+    ep: Degree = Field(1, description="Groups that share the experts.")
+    dp: Degree | None = Field(
+        None, description="Replicas of the attention, which divide the batch; null: max(1, ep // tp)."
     )
-    tp: Annotated[Degree, Field(description="Ranks that share each layer.")] = 1
-    pp: Annotated[Degree, Field(description="Stages that share the layers.")] = 1
-    ep: Annotated[Degree, Field(description="Groups that share the experts.")] = 1
-    dp: Annotated[
-        Degree | None, Field(description="Replicas of the attention, which divide the batch; null: max(1, ep // tp).")
-    ] = None
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    weights: Annotated[
-        Literal["float8_e4m3", "int8", "float4_e2m1", "int4", "bfloat16", "float16", "float32"] | None,
-        Field(description="Type of quantised weights; null: as the configuration says, else `dtype`."),
-    ] = None
-    kv_dtype: Annotated[
-        Literal["float8_e4m3", "int8", "bfloat16", "float16", "float32"] | None,
-        Field(description="Type of the cache; null: as the configuration says, else `dtype`."),
-    ] = None
-    engine: Annotated[
-        str | dict[str, Any] | None,
-        Field(
-            max_length=1000,
-            description="What the serving engine adds to its kernels: the name of a profile, or its fields (on the "
-            f"command line also a file). null: the current profile of `framework`, else {DEFAULT_ENGINE}.",
-        ),
-    ] = None
-    cuda_graph: Annotated[bool, Field(description="Decode steps may be captured graphs.")] = True
-    device: Annotated[DeviceForm | None, Field(description="In place of the curve's `device`.")] = None
-    framework: Annotated[
-        ProgramFramework | None, Field(description="In place of the curve's `framework`; null: that of `engine`.")
-    ] = None
+    weights: Literal["float8_e4m3", "int8", "float4_e2m1", "int4", "bfloat16", "float16", "float32"] | None = Field(
+        None, description="Type of quantised weights; null: as the configuration says, else `dtype`."
+    )
+    kv_dtype: Literal["float8_e4m3", "int8", "bfloat16", "float16", "float32"] | None = Field(
+        None, description="Type of the cache; null: as the configuration says, else `dtype`."
+    )
+    engine: str | dict[str, Any] | None = Field(
+        None,
+        max_length=1000,
+        description="What the serving engine adds to its kernels: the name of a profile, or its fields (on the "
+        f"command line also a file). null: the current profile of `framework`, else {DEFAULT_ENGINE}.",
+    )
+    cuda_graph: bool = Field(True, description="Decode steps may be captured graphs.")
+    device: DeviceForm | None = Field(None, description="In place of the curve's `device`.")
+    framework: ProgramFramework | None = Field(
+        None, description="In place of the curve's `framework`; null: that of `engine`."
+    )
 
     @model_validator(mode="after")
     def _of_phase(self) -> Self:
@@ -347,24 +333,19 @@ class BatchCurve(Priced):
     Exactly one of ``seconds``, ``programs``, ``collective`` and ``llm``; ``device`` comes with all but ``seconds``.
     """
 
-    batch: Annotated[
-        list[Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber]],
-        Field(min_length=1, description="Batch sizes, growing. With `llm`, the default is 1, 2, 4, ..., 256."),
-    ]
-    seconds: Annotated[
-        list[Annotated[float, Field(gt=0, le=MAX_SECONDS)]] | None, Field(description="Seconds at each batch size.")
-    ] = None
-    programs: Annotated[
-        list[TemplateWork] | None,
-        Field(description='Instead of seconds: operators with expressions over "batch", predicted and summed.'),
-    ] = None
-    collective: Annotated[
-        CollectiveTemplate | None,
-        Field(description='Instead of programs; its bytes may be an expression over "batch".'),
-    ] = None
-    llm: Annotated[
-        LanguageModelForm | None, Field(description="Instead of programs: a language model (docs/llm.md).")
-    ] = None
+    batch: list[Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber]] = Field(
+        min_length=1, description="Batch sizes, growing. With `llm`, the default is 1, 2, 4, ..., 256."
+    )
+    seconds: list[Annotated[float, Field(gt=0, le=MAX_SECONDS)]] | None = Field(
+        None, description="Seconds at each batch size."
+    )
+    programs: list[TemplateWork] | None = Field(
+        None, description='Instead of seconds: operators with expressions over "batch", predicted and summed.'
+    )
+    collective: CollectiveTemplate | None = Field(
+        None, description='Instead of programs; its bytes may be an expression over "batch".'
+    )
+    llm: LanguageModelForm | None = Field(None, description="Instead of programs: a language model (docs/llm.md).")
     device: DeviceForm | None = None
     backend: Backend | None = None
     protocol: Protocol = DEFAULT_PROTOCOL

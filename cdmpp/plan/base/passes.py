@@ -31,8 +31,8 @@ _BACKWARD_SHADE = 0.65
 class Execution(Row):
     """What it costs that a plan is executable."""
 
-    unrestricted_s: Annotated[float, Field(description="Makespan of the shortest plan found without the restriction.")]
-    price: Annotated[float, Field(description="makespan_s over unrestricted_s, less one.")]
+    unrestricted_s: float = Field(description="Makespan of the shortest plan found without the restriction.")
+    price: float = Field(description="makespan_s over unrestricted_s, less one.")
 
     @classmethod
     def of(cls, makespan_s: float, unrestricted_s: float) -> Execution:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -33,13 +33,12 @@ _OPTION = "--pipeline-model-parallel-layout"
 class LayerExporter(PlanExporter):
     """Base of the formats that place layers of a decoder on stages."""
 
-    tp: Annotated[
-        Count | None, Field(description="Tensor-parallel ranks of a stage; default: ranks of the request's programs.")
-    ] = None
-    symbols: Annotated[
-        dict[str, Symbol],
-        Field(default_factory=dict, description="Symbol of a layer by its name: E, t, m, L, or empty to leave it out."),
-    ]
+    tp: Count | None = Field(
+        None, description="Tensor-parallel ranks of a stage; default: ranks of the request's programs."
+    )
+    symbols: dict[str, Symbol] = Field(
+        default_factory=dict, description="Symbol of a layer by its name: E, t, m, L, or empty to leave it out."
+    )
 
     def ranks_of(self, request: Request[Any]) -> tuple[int, list[str]]:
         """Tensor-parallel ranks: the option, or those of the request; and notes on their source."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -34,11 +34,11 @@ class MegatronImporter(RequestImporter):
 
     kinds = ("split", "simulate")
 
-    device: Annotated[DeviceForm, Field(description="Device of every rank: a name, or a specification.")]
-    dp: Annotated[
-        Count | None, Field(description="Data-parallel copies; default: from torchrun's processes and nodes, or 1.")
-    ] = None
-    vocab: Annotated[Count | None, Field(description="Rows of the embedding, where the file has no vocab-size.")] = None
+    device: DeviceForm = Field(description="Device of every rank: a name, or a specification.")
+    dp: Count | None = Field(
+        None, description="Data-parallel copies; default: from torchrun's processes and nodes, or 1."
+    )
+    vocab: Count | None = Field(None, description="Rows of the embedding, where the file has no vocab-size.")
 
     def read(self, text: str, kind: str) -> Imported:
         """A request with predicted costs on ``device``."""

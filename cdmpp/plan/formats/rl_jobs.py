@@ -15,7 +15,7 @@ from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -112,11 +112,9 @@ class RlExporter(PlanExporter, ABC):
 
     kinds = ("rl",)
 
-    tp: Annotated[Count | None, Field(description="GPUs of a unit; default: ranks of the decode programs, or 1.")] = (
-        None
-    )
-    node_gpus: Annotated[Count, Field(description="GPUs of a node.")] = 8
-    samples_per_prompt: Annotated[Count, Field(description="Responses to one prompt.")] = 1
+    tp: Count | None = Field(None, description="GPUs of a unit; default: ranks of the decode programs, or 1.")
+    node_gpus: Count = Field(8, description="GPUs of a node.")
+    samples_per_prompt: Count = Field(1, description="Responses to one prompt.")
 
     def pools(self, request: Request[Any], plan: Answer) -> tuple[RlRequest, RlPlan, Pools]:
         """The pools of a plan. Raises FieldError: several pools generate, or nothing trains."""
@@ -176,11 +174,10 @@ class RlImporter(RequestImporter, ABC):
 
     kinds = ("rl",)
 
-    model: Annotated[
-        str | None,
-        Field(description="config.json of Hugging Face: the decode curve is predicted; default: the file's model."),
-    ] = None
-    device: Annotated[DeviceForm | None, Field(description="Device of the pools, for the decode curve.")] = None
+    model: str | None = Field(
+        None, description="config.json of Hugging Face: the decode curve is predicted; default: the file's model."
+    )
+    device: DeviceForm | None = Field(None, description="Device of the pools, for the decode curve.")
 
     def imported(
         self, request: dict[str, Any], tp: int, model: Any, ignored: tuple[str, ...], notes: Sequence[str]
@@ -270,9 +267,9 @@ def earlier(name: str) -> str:
 class OpenRlhfExporter(RlExporter):
     """Writes arguments, one on each line."""
 
-    version: Annotated[
-        Literal["0.11", "0.9"], Field(description="Names of the arguments: in groups (0.11), or plain (0.9).")
-    ] = "0.11"
+    version: Literal["0.11", "0.9"] = Field(
+        "0.11", description="Names of the arguments: in groups (0.11), or plain (0.9)."
+    )
 
     def export(self, request: Request[Any], plan: Answer) -> Exported:
         """Nodes and GPUs of the actor, engines of vLLM, colocation, asynchronous training."""

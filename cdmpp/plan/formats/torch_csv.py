@@ -13,7 +13,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -54,10 +54,8 @@ class TorchCsvExporter(PlanExporter):
 
     kinds = ("pipeline", "simulate", "split")
 
-    model: Annotated[int, Field(ge=0, description="Of several models, the one whose schedule is written.")] = 0
-    copy_number: Annotated[
-        int | None, Field(ge=0, description="The model's copy; default: the one that ends first.")
-    ] = None
+    model: int = Field(0, ge=0, description="Of several models, the one whose schedule is written.")
+    copy_number: int | None = Field(None, ge=0, description="The model's copy; default: the one that ends first.")
 
     def export(self, request: Request[Any], plan: Answer) -> Exported:
         """One row for each rank."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field
 
@@ -111,14 +111,11 @@ class TorchtitanImporter(RequestImporter):
 
     kinds = ("split", "simulate")
 
-    device: Annotated[DeviceForm, Field(description="Device of every rank: a name, or a specification.")]
-    model: Annotated[
-        str | None, Field(description="config.json of Hugging Face; default: the flavor's dimensions.")
-    ] = None
-    dp: Annotated[
-        Count | None,
-        Field(description="Data-parallel copies; default: the degrees of the file, or 1 where they are -1."),
-    ] = None
+    device: DeviceForm = Field(description="Device of every rank: a name, or a specification.")
+    model: str | None = Field(None, description="config.json of Hugging Face; default: the flavor's dimensions.")
+    dp: Count | None = Field(
+        None, description="Data-parallel copies; default: the degrees of the file, or 1 where they are -1."
+    )
 
     def read(self, text: str, kind: str) -> Imported:
         """A request with predicted costs on ``device``."""

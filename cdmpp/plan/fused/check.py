@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -33,7 +33,7 @@ class _Claim(BaseModel, extra="ignore", strict=True, allow_inf_nan=False):
     peak_activations: float
     rank_peak_activations: list[float] | None = None
     interval: _Interval | None = None
-    baselines: Annotated[dict[str, float], Field(min_length=1)]
+    baselines: dict[str, float] = Field(min_length=1)
     order: list[list[_Step]]
 
 

@@ -35,23 +35,19 @@ class CopyForm(CollectiveOptions):
     """The collective that sends one connection's part of a copy."""
 
     operator: CollectiveOperator = "send_recv"
-    bytes: Annotated[
-        PositiveBytes | None, Field(description="Default: the bytes of a copy, divided by the connections.")
-    ] = None
+    bytes: PositiveBytes | None = Field(None, description="Default: the bytes of a copy, divided by the connections.")
     ranks: Ranks = 2
 
 
 class SiteLinkForm(Closed):
     """A link within a site or between sites: its bandwidth, or a collective that predicts a copy."""
 
-    bandwidth_bytes_per_s: Annotated[PositiveBytes | None, Field(description="Of one connection.")] = None
+    bandwidth_bytes_per_s: PositiveBytes | None = Field(None, description="Of one connection.")
     latency_s: Seconds = 0.0
-    total_bytes_per_s: Annotated[
-        PositiveBytes | None, Field(description="Of all connections together; null: not limited.")
-    ] = None
-    collective: Annotated[
-        CopyForm | None, Field(description="Predicted, instead of the bandwidths and latency_s; needs device.")
-    ] = None
+    total_bytes_per_s: PositiveBytes | None = Field(None, description="Of all connections together; null: not limited.")
+    collective: CopyForm | None = Field(
+        None, description="Predicted, instead of the bandwidths and latency_s; needs device."
+    )
     device: DeviceForm | None = None
     protocol: Protocol = DEFAULT_PROTOCOL
 
@@ -90,19 +86,19 @@ class SiteLinkForm(Closed):
 class SitesForm(SiteLinkForm):
     """A link between two sites, in both directions."""
 
-    sites: Annotated[list[Site], Field(min_length=2, max_length=2)]
+    sites: list[Site] = Field(min_length=2, max_length=2)
 
 
 class TransferForm(Priced):
     """Bytes of the weights, and the links of the transfer."""
 
-    bytes: Annotated[PositiveBytes, Field(description="One copy of the weights, as generation needs them.")]
-    ranks: Annotated[Count, Field(description="Connections in parallel; each sends an equal part.")] = 1
-    same_site: Annotated[
-        SiteLinkForm | None, Field(description="Within a site; also distributes a copy that came from another site.")
-    ] = None
-    cross_site: Annotated[SiteLinkForm | None, Field(description="Between sites without a link in `links`.")] = None
-    links: Annotated[list[SitesForm], Field(description="Links between two sites.")] = Field(default_factory=list)
+    bytes: PositiveBytes = Field(description="One copy of the weights, as generation needs them.")
+    ranks: Count = Field(1, description="Connections in parallel; each sends an equal part.")
+    same_site: SiteLinkForm | None = Field(
+        None, description="Within a site; also distributes a copy that came from another site."
+    )
+    cross_site: SiteLinkForm | None = Field(None, description="Between sites without a link in `links`.")
+    links: list[SitesForm] = Field(default_factory=list, description="Links between two sites.")
 
     #: Predicted copy and latency of each link that has a collective, by path.
     _predicted: dict[str, tuple[Cost, Cost]] | None = PrivateAttr(None)
@@ -178,12 +174,12 @@ class WeightsForm(Closed):
     """Transfer of the new weights from training to generation: given in seconds, predicted, or from ``transfer``."""
 
     same_site_s: Seconds = 0.0
-    same_site: Annotated[PredictedCost | None, Field(description="Predicted, instead of same_site_s.")] = None
+    same_site: PredictedCost | None = Field(None, description="Predicted, instead of same_site_s.")
     cross_site_s: Seconds = 0.0
-    cross_site: Annotated[PredictedCost | None, Field(description="Predicted, instead of cross_site_s.")] = None
-    shared_s: Annotated[Seconds, Field(description="If the same units generate and train.")] = 0.0
-    shared: Annotated[PredictedCost | None, Field(description="Predicted, instead of shared_s.")] = None
-    transfer: Annotated[TransferForm | None, Field(description="Replaces same_site_s and cross_site_s.")] = None
+    cross_site: PredictedCost | None = Field(None, description="Predicted, instead of cross_site_s.")
+    shared_s: Seconds = Field(0.0, description="If the same units generate and train.")
+    shared: PredictedCost | None = Field(None, description="Predicted, instead of shared_s.")
+    transfer: TransferForm | None = Field(None, description="Replaces same_site_s and cross_site_s.")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

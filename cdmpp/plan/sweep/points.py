@@ -59,7 +59,7 @@ class Goals(Closed):
 class SweepLoad(Closed):
     """Requests that arrive one by one, for the largest rate that keeps the goals of latency."""
 
-    share: Annotated[float, Field(gt=0, le=1)] = defaults.SHARE  # share of the requests that keep them
+    share: float = Field(defaults.SHARE, gt=0, le=1)  # share of the requests that keep them
     # Requests of each simulation; None: as :func:`cdmpp.llm.goodput` chooses.
     count: Annotated[int, Field(ge=20, le=20_000)] | None = None
 
@@ -67,8 +67,8 @@ class SweepLoad(Closed):
 class Sweep(Closed):
     """A product of settings of one model."""
 
-    config: Annotated[str, Field(min_length=1, max_length=4096)]  # path of the model's ``config.json``
-    devices: Annotated[list[Name], Field(min_length=1)]  # known devices or specifications (.toml, .json)
+    config: str = Field(min_length=1, max_length=4096)  # path of the model's ``config.json``
+    devices: list[Name] = Field(min_length=1)  # known devices or specifications (.toml, .json)
     price_per_gpu_hour: dict[str, _Price]  # by device, in any currency
     tp: _Values = _ONE
     pp: _Values = _ONE
@@ -79,7 +79,7 @@ class Sweep(Closed):
     input: Count = defaults.INPUT
     output: Count = defaults.OUTPUT
     # ``dtype``, or ``dtype/weights`` with quantised weights.
-    precisions: Annotated[list[Name], Field(min_length=1)] = Field(default=[defaults.DTYPE])
+    precisions: list[Name] = Field([defaults.DTYPE], min_length=1)
     kv_dtype: Name | None = None
     # Engine profiles, by name or file (.toml); empty: the current one of ``framework``.
     engines: list[Name] = Field(default=[])
@@ -90,7 +90,7 @@ class Sweep(Closed):
     # is then that of :func:`cdmpp.llm.simulate`.
     load: SweepLoad | None = None
     # Two or more figures that the Pareto front minimises; the plot has the first two.
-    objectives: Annotated[list[Objective], Field(min_length=2)] = Field(default=["price_per_million_tokens", "tpot_s"])
+    objectives: list[Objective] = Field(["price_per_million_tokens", "tpot_s"], min_length=2)
 
     @model_validator(mode="before")
     @classmethod
