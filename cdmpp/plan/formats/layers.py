@@ -74,9 +74,9 @@ def parse_layout(text: str) -> list[str]:
         expanded = re.sub(pattern, lambda match: match.group(1) * int(match.group(2)), expanded)
     wrong = set(expanded) - set(SYMBOLS + "|")
     if wrong or not set(expanded) - {"|"}:
-        raise FieldError(
-            f"{_OPTION}: {text[:80]!r} is no pipeline layout" + (f": {min(wrong)!r} is no symbol" if wrong else ""),
-            path=_OPTION,
+        raise FieldError.at(
+            _OPTION,
+            f"{text[:80]!r} is no pipeline layout" + (f": {min(wrong)!r} is no symbol" if wrong else ""),
             hint='stages of E, t, m and L, separated by |, such as "Et*3|t*4|t*4L"',
         )
     return expanded.split("|")

@@ -249,9 +249,9 @@ class Emulator:
         if not isinstance(schedule, str):
             return build(schedule, stages, micro_batches, offloaded, "schedule.order")
         if stages % ranks:
-            raise FieldError(
-                f"ranks: {stages} stages do not fall onto {ranks} ranks evenly",
-                path="ranks",
+            raise FieldError.at(
+                "ranks",
+                f"{stages} stages do not fall onto {ranks} ranks evenly",
                 hint="give a number of ranks that divides the number of stages",
             )
         find = self.structures.find if self.reuse else anew

@@ -70,10 +70,9 @@ def interleaved(ranks: int, stages: int, micro_batches: int) -> Orders:
     local = stages // ranks
     rounds = max(1, micro_batches // ranks)
     if micro_batches % rounds:
-        raise FieldError(
-            f"micro_batches: {micro_batches} do not fall into {rounds} equal groups, as interleaving over "
-            f"{ranks} ranks needs",
-            path="micro_batches",
+        raise FieldError.at(
+            "micro_batches",
+            f"{micro_batches} do not fall into {rounds} equal groups, as interleaving over {ranks} ranks needs",
             hint=f"take a multiple of the number of ranks, such as {(rounds + 1) * ranks}",
         )
     group = micro_batches // rounds
@@ -143,8 +142,8 @@ def _down(rank: int, stages: int, ranks: int) -> range:
 
 def _one_stage_each(ranks: int, stages: int, name: str) -> None:
     if stages != ranks:
-        raise FieldError(
-            f"schedule: {name} has one stage on each rank; there are {stages} stages and {ranks} ranks",
-            path="schedule",
+        raise FieldError.at(
+            "schedule",
+            f"{name} has one stage on each rank; there are {stages} stages and {ranks} ranks",
             hint='"interleaved" and "gpipe" take several stages per rank',
         )

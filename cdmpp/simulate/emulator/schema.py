@@ -288,38 +288,29 @@ class SimulateRequest(Request[SimulatePlan]):
         """Raise FieldError where fields contradict each other."""
         stages, classes = len(self.stages), max(map(max, self.class_of_each))
         if isinstance(self.schedule, OrderForm) and len({len(copy) for copy in self.class_of_each}) > 1:
-            raise FieldError(
-                "replicas: an explicit order needs copies with equal numbers of micro-batches",
-                path="replicas",
-                hint="name a schedule",
+            raise FieldError.at(
+                "replicas", "an explicit order needs copies with equal numbers of micro-batches", hint="name a schedule"
             )
         if self.ranks is not None and self.ranks != self.ranks_used:
-            raise FieldError(f"ranks: {self.ranks}, but the order has {self.ranks_used} ranks", path="ranks")
+            raise FieldError.at("ranks", f"{self.ranks}, but the order has {self.ranks_used} ranks")
         if self.virtual_stages is not None and self.virtual_stages * self.ranks_used != stages:
-            raise FieldError(
-                f"virtual_stages: {self.virtual_stages} on each of {self.ranks_used} ranks do not give {stages} stages",
-                path="virtual_stages",
+            raise FieldError.at(
+                "virtual_stages",
+                f"{self.virtual_stages} on each of {self.ranks_used} ranks do not give {stages} stages",
             )
         for name in ("transfer_s", "transfer"):
             given = getattr(self, name)
             if isinstance(given, list) and len(given) != stages - 1:
-                raise FieldError(
-                    f"{name}: {len(given)} values for {stages - 1} pairs of neighbouring stages", path=name
-                )
+                raise FieldError.at(name, f"{len(given)} values for {stages - 1} pairs of neighbouring stages")
         for s, stage in enumerate(self.stages):
             if stage.memory == "offload" and self.host_bandwidth_bytes_per_s is None:
-                raise FieldError(
-                    f"host_bandwidth_bytes_per_s: missing, and stage {s} is offloaded",
-                    path="host_bandwidth_bytes_per_s",
-                )
+                raise FieldError.at("host_bandwidth_bytes_per_s", f"missing, and stage {s} is offloaded")
             if classes > len(stage.classes):
-                raise FieldError(
-                    f"stages.{s}.classes: there are micro-batches of class {classes}, and costs of "
-                    f"classes 0 to {len(stage.classes)}",
-                    path=f"stages.{s}.classes",
+                raise FieldError.at(
+                    f"stages.{s}.classes",
+                    f"there are micro-batches of class {classes}, and costs of classes 0 to {len(stage.classes)}",
                 )
             if len(stage.classes) != len(self.stages[0].classes):
-                raise FieldError(
-                    f"stages.{s}.classes: {len(stage.classes)}, but stage 0 has {len(self.stages[0].classes)}",
-                    path=f"stages.{s}.classes",
+                raise FieldError.at(
+                    f"stages.{s}.classes", f"{len(stage.classes)}, but stage 0 has {len(self.stages[0].classes)}"
                 )

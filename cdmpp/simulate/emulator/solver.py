@@ -161,10 +161,9 @@ def _stage_costs(number: int, form: StageForm) -> StageCosts:
         if passes.weight is not None or passes.weight_s is not None:
             weight = cost_of(passes.weight, passes.weight_s)
             if weight.latency_s > backward.latency_s:
-                raise FieldError(
-                    f"{path}.weight_s: {weight.latency_s:g} s, more than the whole backward pass of "
-                    f"{backward.latency_s:g} s",
-                    path=f"{path}.weight_s",
+                raise FieldError.at(
+                    f"{path}.weight_s",
+                    f"{weight.latency_s:g} s, more than the whole backward pass of {backward.latency_s:g} s",
                     hint="backward_s includes the weight gradients",
                 )
         costs.append((forward, backward, weight))
@@ -244,10 +243,10 @@ def _check_memory(
         fits = "which fits" if (better[0].peak_bytes <= limits).all() else "which does not fit either"
         hint = f"{better[1]} it would be {_peak_bytes(better[0]):.12g}, {fits}"
     source = "" if request.memory_bytes is not None else ", the memory of its device"
-    raise InfeasibleError(
-        f"memory_bytes: {limit:.12g}{source}, but rank {rank} needs up to {needed:.12g} bytes "
+    raise InfeasibleError.at(
+        "memory_bytes",
+        f"{limit:.12g}{source}, but rank {rank} needs up to {needed:.12g} bytes "
         f"({format_si(needed, 'B')}): the smallest limit for this schedule is {needed:.12g}",
-        path="memory_bytes",
         hint=f"{hint}; {IGNORE_HINT}",
     )
 

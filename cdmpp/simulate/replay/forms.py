@@ -158,7 +158,7 @@ class LinkForm(Priced):
         """
         if (self.collective is None) != (self.device is None):
             missing = "collective" if self.collective is None else "device"
-            raise FieldError(f"{path}.{missing}: a predicted link has collective and device", path=f"{path}.{missing}")
+            raise FieldError.at(f"{path}.{missing}", "a predicted link has collective and device")
         if self.collective is None or self.device is None:
             return []
         return [
@@ -188,9 +188,9 @@ class LinkForm(Priced):
         """
         assert self._prices is not None, "not priced"
         if operator not in self._prices:
-            raise FieldError(
-                f"{path}.collective.operator: this request needs {operator}",
-                path=f"{path}.collective.operator",
+            raise FieldError.at(
+                f"{path}.collective.operator",
+                f"this request needs {operator}",
                 hint="leave operator out: all operations are predicted",
             )
         seconds = [float(getattr(price, figure)) for price in self._prices[operator]]
