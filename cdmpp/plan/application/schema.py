@@ -168,34 +168,28 @@ class ApplicationRequest(Request[ApplicationPlan]):
             path = f"engines.{i}"
             model.steps((1,), f"{path}.curve.llm", model.framework)
             held, cache = model.memory()
-            weights[
-                model.model_dump_json(exclude={"phase", "past_len", "input", "cuda_graph", "engine", "framework"})
-            ] = held
+            other_fields = {"phase", "past_len", "input", "cuda_graph", "engine", "framework"}
+            weights[model.model_dump_json(exclude=other_fields)] = held
             caches += cache * -(-engine.largest_batch // model.layout.dp)
             devices.append(engine.curve.device)
-        room = memory_limit(None, devices, self.ignore_memory) - sum(weights.values())
+        limit, held = memory_limit(None, devices, self.ignore_memory), sum(weights.values())
+        room = limit - held
         share = "no batch fits beside the weights" if room <= 0 else f"{room / (caches or 1.0):.3g} of the batches fit"
         check_fits(
             f"{device!r} (language models with the caches of their largest batches)",
-            sum(weights.values()) + caches,
-            memory_limit(None, devices, self.ignore_memory),
+            held + caches,
+            limit,
             path=path,
             fits=f"{share}: reduce max_items, spread the model over more devices (tp, pp), or use larger ones",
         )
 
     def sorted_primitives(self) -> list[PrimitiveForm]:
-        """Primitives in topological order.
-
-        Raises
-        ------
-        FieldError
-            They wait for each other.
-        """
+        """Primitives in topological order. Raises FieldError: they wait for each other."""
         number = {primitive.id: i for i, primitive in enumerate(self.primitives)}
         order, cycle = sort_topologically([map(number.__getitem__, p.predecessors) for p in self.primitives])
         if cycle:
             waiting = [i for i in range(len(self.primitives)) if i not in order]
             names = ", ".join(self.primitives[i].id for i in waiting)
-            path = f"primitives.{waiting[0]}.after"
-            raise FieldError(f"primitives: these wait for each other: {names}", path=path)
+            message = f"primitives: these wait for each other: {names}"
+            raise FieldError(message, path=f"primitives.{waiting[0]}.after")
         return [self.primitives[i] for i in order]

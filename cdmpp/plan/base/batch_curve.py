@@ -68,18 +68,9 @@ class TrainForm(Closed):
 def training_plan(
     config: Mapping[str, Any], device: DeviceSpec, form: TrainForm, batch: int, *, layout: Mapping[str, Any]
 ) -> TrainingPlan:
-    """The plan of a step or pass over ``batch`` sequences.
+    """The plan of a step or pass over ``batch`` sequences; a framework pads a batch that the copies do not divide.
 
-    A batch that the copies do not divide is that of the next larger one, as a framework pads it.
-
-    Parameters
-    ----------
-    layout : mapping
-        ``tp``, ``pp``, ``ep``, ``dp``, ``sequence``, ``dtype`` and ``engine``.
-
-    Raises
-    ------
-    FieldError
+    ``layout``: ``tp``, ``pp``, ``ep``, ``dp``, ``sequence``, ``dtype`` and ``engine``.
     """
     engine = load_training_engine(layout["engine"] or "megatron", files=False)
     whole = form.passes == "step"
@@ -117,9 +108,8 @@ def training_cost(plan: TrainingPlan, form: TrainForm, prices: Iterator[Predicti
         parts = tuple(PricedProgram(name, 1, seconds) for name, seconds in named.items())
         return Cost(step.step_s, step.lower_s, step.upper_s, parts)
     seconds, names = plan.layer_pass(predictions, backward=form.passes == "backward")
-    parts = tuple(PricedProgram(name, 1, value) for name, value in names.items())
-    point, lower, upper = (float(value) for value in seconds)
-    return Cost(point, lower, upper, parts)
+    point, lower, upper = map(float, seconds)
+    return Cost(point, lower, upper, tuple(PricedProgram(name, 1, value) for name, value in names.items()))
 
 
 #: Batch sizes of a curve that names none, and most batch sizes of a curve.
@@ -184,12 +174,7 @@ class LanguageModelForm(Closed):
         return self
 
     def training_plan(self, batch: int, path: str, device: DeviceForm | None) -> TrainingPlan:
-        """The training step, or pass of a layer, over ``batch`` sequences.
-
-        Raises
-        ------
-        FieldError
-        """
+        """The training step, or pass of a layer, over ``batch`` sequences."""
         spec = _known(self.device or device)
         if spec is None:
             hint = "give a name or a specification"
@@ -211,10 +196,7 @@ class LanguageModelForm(Closed):
     ) -> list[Runs]:
         """The steps of each batch size with how often each counts: one, or the chunks of a prefill.
 
-        Raises
-        ------
-        FieldError
-            The configuration or the layout is wrong; ``path`` is the place of this form in the request.
+        Raises FieldError: the configuration or the layout is wrong; ``path``: place of this form in the request.
         """
         if len(batches) > MAX_BATCHES or max(batches) > MAX_BATCH:
             raise FieldError.at(
@@ -225,8 +207,7 @@ class LanguageModelForm(Closed):
         try:
             return [self._runs(batch, self.profile(framework), _known(self.device or device)) for batch in batches]
         except FieldError as error:
-            where = f"{path}.{error.path}"
-            raise FieldError(f"{path}.{error.message}", path=where, hint=error.hint) from None
+            raise FieldError(f"{path}.{error.message}", path=f"{path}.{error.path}", hint=error.hint) from None
 
     @property
     def tokens(self) -> int:
@@ -263,13 +244,7 @@ class LanguageModelForm(Closed):
         return Layout(self.tp, self.pp, self.ep, self.dp)
 
     def memory(self, tokens: int | None = None) -> tuple[float, float]:
-        """Bytes on each device of one instance: weights, and cache of one sequence in each replica.
-
-        Parameters
-        ----------
-        tokens : int, optional
-            Tokens of the sequence; default: those of the step.
-        """
+        """Bytes on each device of one instance: weights, and cache of one sequence of ``tokens`` in each replica."""
         config = read_config(self.config)
         if self.phase == "train":
             return TRAINING_BYTES * parameter_count(config) / self.layout.gpus, 0.0
@@ -393,12 +368,7 @@ class BatchCurve(Priced):
             raise FieldError.at(f"{path}.device", "programs need a device")
 
     def price_requests(self, path: str) -> list[PriceRequest]:
-        """Programs at each batch size, sizes outermost; none where seconds are given.
-
-        Raises
-        ------
-        FieldError
-        """
+        """Programs at each batch size, sizes outermost; none where seconds are given."""
         self.check(path)
         if not self.is_predicted:
             return []

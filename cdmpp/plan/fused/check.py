@@ -45,17 +45,8 @@ def check(request: FusedRequest, answer: Any, prices: Sequence[Prediction] = ())
     end at the claimed makespan or before. Peak memory, bound, gap and the interval must be as claimed; so must the
     baselines of cdmpp, which are scheduled again. A baseline of another name must be possible: not below the bound.
 
-    Parameters
-    ----------
-    answer : JSON value
-        Plan of any program; unknown fields are ignored.
-    prices : sequence of Prediction
-        Predictions of ``request.price_requests()``.
-
-    Raises
-    ------
-    FieldError, InfeasibleError
-        The request itself is invalid.
+    ``answer``: JSON of a plan of any program; unknown fields are ignored. ``prices``: of ``request.price_requests()``.
+    Raises FieldError or InfeasibleError: the request itself is invalid.
     """
     request.check()
     request = request.with_prices(prices)

@@ -36,8 +36,6 @@ from cdmpp.utils.units import format_latency
 MAX_ACTIVATION = 1e12
 #: Largest ratio between two costs of one request: below it, sums of costs lose none of them to rounding.
 MAX_RATIO = 1e9
-
-
 #: Cost of a model's forward pass, backward pass and transfer.
 Costs = tuple[Cost, Cost, Cost]
 
@@ -199,17 +197,7 @@ class FusedRequest(Request[FusedPlan]):
         return [model.costs() for model in self.models]
 
     def problem(self, figure: Figure = "latency_s") -> FusedProblem:
-        """The scheduling problem; the request must be resolved.
-
-        Parameters
-        ----------
-        figure : {"latency_s", "lower_s", "upper_s"}
-            Which figure of the costs to use: the prediction or one of its bounds.
-
-        Raises
-        ------
-        FieldError, InfeasibleError
-        """
+        """The scheduling problem with one figure of the costs; the request must be resolved."""
         return self._problem([tuple(getattr(cost, figure) for cost in costs) for costs in self.costs()])
 
     def _problem(self, seconds: Sequence[tuple[float, ...]]) -> FusedProblem:
@@ -230,10 +218,7 @@ class FusedRequest(Request[FusedPlan]):
     def _max_activations(self) -> float | None:
         """Limit of a rank's activations: the given one, and what the weights leave of its memory.
 
-        Raises
-        ------
-        InfeasibleError
-            The weights and one micro-batch do not fit.
+        Raises InfeasibleError: the weights and one micro-batch do not fit.
         """
         if self.ignore_memory:
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, PrivateAttr, computed_field
@@ -262,18 +262,13 @@ class PrecisionPlan(Plan):
         if len(names) > _MAX_ROWS:
             out.append(Table.lines(f"... and {len(names) - _MAX_ROWS} more (--json lists all)"))
         out.append(Table.lines(*map(_device_line, self.devices)))
-        rows = [
-            (
-                plan.name,
-                f"{plan.sensitivity:.6g}",
-                format_latency(plan.iteration_s),
-                "" if plan.feasible else "breaks a limit",
-            )
-            for plan in self.baseline_plans
-        ]
-        out.append(Table(("baseline", "sensitivity", "iteration", ""), rows, right=(1, 2)))
-        out.append(Table.lines(*self.explanation[1:]))
-        return out
+        columns: dict[str, Callable[[BaselinePlan], str]] = {
+            "baseline": lambda plan: plan.name,
+            "sensitivity": lambda plan: f"{plan.sensitivity:.6g}",
+            "iteration": lambda plan: format_latency(plan.iteration_s),
+            "": lambda plan: "" if plan.feasible else "breaks a limit",
+        }
+        return [*out, Table.of(self.baseline_plans, columns, (1, 2)), Table.lines(*self.explanation[1:])]
 
 
 def _device_line(device: DevicePlan) -> str:

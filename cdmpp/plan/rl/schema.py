@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
@@ -408,26 +409,18 @@ class RlPlan(Plan):
     def _baseline_table(self) -> Table:
         if self.objective.name == "time":
             return self.baseline_table()
-        rows = [(name.replace("_", " "), f"{price:.4g}") for name, price in sorted(self.baselines.items(), key=_value)]
-        return Table(("baseline", "price"), rows, right=(1,))
+        prices = sorted(self.baselines.items(), key=itemgetter(1))
+        return Table(("baseline", "price"), [(name.replace("_", " "), f"{p:.4g}") for name, p in prices], right=(1,))
 
     def _elastic_table(self) -> Table:
-        header = ("response length", "generation", "training", "saved by one more unit", "action")
-        rows = [
-            (
-                f"{row.growth:g} x",
-                format_latency(row.generation_s),
-                format_latency(row.training_s),
-                format_latency(row.saving_s),
-                row.action,
-            )
-            for row in self.elastic
-        ]
-        return Table(header, rows, right=(0, 1, 2, 3))
-
-
-def _value(item: tuple[str, float]) -> float:
-    return item[1]
+        columns: dict[str, Callable[[ElasticPart], str]] = {
+            "response length": lambda row: f"{row.growth:g} x",
+            "generation": lambda row: format_latency(row.generation_s),
+            "training": lambda row: format_latency(row.training_s),
+            "saved by one more unit": lambda row: format_latency(row.saving_s),
+            "action": lambda row: row.action,
+        }
+        return Table.of(self.elastic, columns, right=(0, 1, 2, 3))
 
 
 #: Default product of draws and samples: a tenth of a second compiled, a second in plain Python.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -173,16 +173,13 @@ class SimulatePlan(Plan):
 
     def tables(self) -> list[Table]:
         """The ranks and the baselines."""
-        ranks = [
-            (
-                str(rank.rank),
-                " ".join(map(str, rank.stages)),
-                format_latency(rank.busy_s),
-                f"{100 * rank.bubble:.1f} %",
-                format_si(rank.peak_bytes, "B"),
-            )
-            for rank in self.ranks
-        ]
+        columns: dict[str, Callable[[RankUse], str]] = {
+            "rank": lambda use: str(use.rank),
+            "stages": lambda use: " ".join(map(str, use.stages)),
+            "busy": lambda use: format_latency(use.busy_s),
+            "bubble": lambda use: f"{100 * use.bubble:.1f} %",
+            "peak memory": lambda use: format_si(use.peak_bytes, "B"),
+        }
         baselines = [
             (name, format_latency(seconds), format_si(peak, "B") if peak is not None else "")
             for name, seconds in sorted(self.baselines.items(), key=lambda item: item[1])
@@ -194,7 +191,7 @@ class SimulatePlan(Plan):
                 if self.replicas_s or self.step_s > self.makespan_s
                 else ""
             ),
-            Table(("rank", "stages", "busy", "bubble", "peak memory"), ranks, right=(0, 2, 3, 4)),
+            Table.of(self.ranks, columns, right=(0, 2, 3, 4)),
             Table(("baseline", "step", "peak memory"), baselines, right=(1, 2)),
             Table.lines(*self.explanation[1:]),
         ]

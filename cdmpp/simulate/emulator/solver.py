@@ -116,7 +116,7 @@ def solve(request: SimulateRequest, control: SearchControl) -> SimulatePlan:
             f"the step waits for copy {late} of the replicas, {format_latency(slowest_s - makespan_s)} "
             "longer than for this pipeline"
         )
-    hits, misses = simulation.emulator.hits, simulation.emulator.misses
+    hits, misses = simulation.emulator.lookups()
     return SimulatePlan(
         schedule=name,
         makespan_s=makespan_s,

@@ -22,13 +22,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One unit of work on a stream.
-
-    Attributes
-    ----------
-    device, stream : str
-        Its device and stream. A stream runs one node at a time.
-    """
+    """One unit of work on a stream, which runs one node at a time."""
 
     id: str  # unique in the graph
     device: str

@@ -33,36 +33,14 @@ def data_parallel_request(
     autocast: torch.dtype | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """A request for ``cdmpp plan data-parallel`` whose costs are predicted.
+    """A request for ``cdmpp plan data-parallel`` whose costs are predicted, as JSON values.
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-        Returns a loss, or tensors from which the backward pass starts.
-    inputs : sequence of Tensor
-        Of one rank; only shapes and types count.
-    device : str or mapping
-        A known device's name, or the figures of one's own.
-    ranks : int
-    link : mapping
-        As in the request: ``{"alpha_s": 1e-5, "bandwidth_bytes_per_s": 1e10}``.
-    protocol, framework
-        Which latency is meant.
-    autocast : torch.dtype, optional
-        As in :func:`cdmpp.programs.frontends.torch_eager.eager_trace`.
-    **more
-        Other fields of the request: ``bucket_bytes``, ``update``, ``algorithm``.
-
-    Returns
-    -------
-    dict
-        JSON values.
-
-    Raises
-    ------
-    InvalidProgramError
-        The module does not run without data, has no parameters that are trained, or launches kernels for
-        which there is no operator (all are named).
+    ``module``: returns a loss, or tensors from which the backward pass starts. ``inputs``: of one rank; only shapes and
+    types count. ``link``: as in the request: ``{"alpha_s": 1e-5, "bandwidth_bytes_per_s": 1e10}``. ``autocast``: as in
+    :func:`cdmpp.programs.frontends.torch_eager.eager_trace`. ``more``: other fields of the request: ``bucket_bytes``,
+    ``update``, ``algorithm``.
+    Raises InvalidProgramError: the module does not run without data, has no parameters that are trained, or launches
+    kernels for which there is no operator (all are named).
     """
     trace = eager_trace(module, inputs, backward=True, autocast=autocast)
     if trace.unsupported:
@@ -170,32 +148,15 @@ def measure_layers(
     warm: int = 5,
     fastest: float = 0.5,
 ) -> MeasuredModule:
-    """Time the layers of a module on the CPU, as they run.
+    """Time the layers of a module, or of a wrapper of it, on the CPU, as they run; the results are means.
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-        Or a wrapper of it.
-    step : callable
-        Runs the forward pass and returns the loss.
-    update : callable
-        The optimizer's step. Gradients are cleared after it, to None.
-    repeats, warm : int
-        Iterations that count, and others before them.
-    fastest : float
-        Share of the iterations that count: the fastest, because other work on the machine only makes them
-        longer.
+    Forward, a layer ends with its module's call; backward, with its last gradient. What lies between belongs to the one
+    that ends next, the loss to the last layer's forward pass: the layers add up to the iteration. Clocks are read where
+    Python is: on a device that works asynchronously the times would be of the calls.
 
-    Returns
-    -------
-    Measured
-        Means. Forward, a layer ends with its module's call; backward, with its last gradient. What lies
-        between belongs to the one that ends next, the loss to the last layer's forward pass: the layers add
-        up to the iteration.
-
-    Notes
-    -----
-    Clocks are read where Python is: on a device that works asynchronously the times would be of the calls.
+    ``step``: runs the forward pass and returns the loss. ``update``: the optimizer's step; gradients are cleared after
+    it, to None. ``repeats``, ``warm``: iterations that count, and others before them. ``fastest``: share of the
+    iterations that count: the fastest, because other work on the machine only makes them longer.
     """
     timed: list[_Stamps] = []
     with _watching(module) as (stamps, names):
