@@ -61,9 +61,8 @@ class MeasuredStep(Closed):
 
     def known(self) -> dict[int, float]:
         """Measured seconds by index of the stage; that of the whole step is behind them."""
-        names = (*STAGES, "step")
-        values = {index: getattr(self, f"{name}_s") for index, name in enumerate(names)}
-        return {index: seconds for index, seconds in values.items() if seconds is not None}
+        values = enumerate(getattr(self, f"{name}_s") for name in (*STAGES, "step"))
+        return {index: seconds for index, seconds in values if seconds is not None}
 
 
 def step_s(stages: Floats, shared: bool, staleness: int | None) -> float:

@@ -132,17 +132,11 @@ class TrainingForm(Closed):
         given = (self.step_s, self.seconds_per_sample, self.seconds_per_token, self.sample, self.pipeline, self.curve)
         if all(cost is None for cost in (*given, self.sizes)):
             raise ValueError("give step_s, seconds_per_sample, seconds_per_token, sample, pipeline, curve or sizes")
-        if self.sizes is None:
-            return self._checked_curve()
-        if any(cost is not None for cost in given):
+        curve, units = self.curve, [size.units for size in self.sizes or []]
+        if self.sizes is not None and any(cost is not None for cost in given):
             raise ValueError("sizes: give no other cost of training beside it")
-        units = [size.units for size in self.sizes]
         if units != sorted(set(units)):
             raise ValueError("sizes: units must grow")
-        return self
-
-    def _checked_curve(self) -> Self:
-        curve = self.curve
         if curve is not None and (curve.llm is None or curve.llm.phase != "train" or len(curve.batch) < 2):
             raise ValueError('curve: give two or more batch sizes and "llm" with "phase": "train"')
         return self
@@ -314,16 +308,23 @@ def least_training_units(pool: PoolForm, pools: Sequence[PoolForm], ignore: bool
 
 def unchecked_training(pool: PoolForm, pools: Sequence[PoolForm]) -> str | None:
     """Why the training state was not compared with the units of a pool; None where it was."""
-    model = _any_model(pool, pools)
-    sizes, missing = None if pool.training is None else pool.training.sizes, []
+    model, sizes = _any_model(pool, pools), None if pool.training is None else pool.training.sizes
     if sizes is not None:
         unknown = any(size.memory_bytes is None for size in sizes)
         return f"training.sizes of {pool.name!r} have no memory_bytes" if unknown else None
-    if _unit_bytes(pool, model, ignore=False) == inf:
-        missing.append("no device of known capacity")
-    if training_bytes(pool, model) is None:
-        missing.append("no state_bytes")
-    return f"training on {pool.name!r} has {' and '.join(missing)}" if missing else None
+    return _lacks(
+        f"training on {pool.name!r}",
+        {
+            "no device of known capacity": _unit_bytes(pool, model, ignore=False) == inf,
+            "no state_bytes": training_bytes(pool, model) is None,
+        },
+    )
+
+
+def _lacks(what: str, missing: dict[str, bool]) -> str | None:
+    """A sentence on what is missing; None where nothing is."""
+    named = " and ".join(name for name, lacks in missing.items() if lacks)
+    return f"{what} has {named}" if named else None
 
 
 def _any_model(pool: PoolForm, pools: Sequence[PoolForm]) -> LanguageModelForm | None:
@@ -343,9 +344,9 @@ def check_training(pools: Sequence[PoolForm], fixed: int | None, ignore: bool) -
     trainers = [pool for pool in pools if pool.training is not None]
     least = {pool.name: least_training_units(pool, pools, ignore) for pool in trainers}
     units = {pool.name: pool.units if fixed is None else fixed for pool in trainers}
-    if not trainers or any(least[pool.name] <= units[pool.name] for pool in trainers):
+    nearest = min(trainers, key=lambda pool: least[pool.name] / units[pool.name], default=None)
+    if nearest is None or least[nearest.name] <= units[nearest.name]:
         return
-    nearest = min(trainers, key=lambda pool: least[pool.name] / units[pool.name])
     model = _any_model(nearest, pools)
     needed, limit = training_bytes(nearest, model), _unit_bytes(nearest, model, ignore)
     assert needed is not None
@@ -388,14 +389,12 @@ class InstanceMemory:
 
     def unchecked(self) -> str | None:
         """Why the memory was not compared with the device, or not all of it; None where it was."""
-        missing = []
-        if self.limit == inf:
-            missing.append("no device of known capacity")
-        if self.weights is None:
-            missing.append("no weight bytes (weights.transfer)")
-        if self.token_bytes is None:
-            missing.append("no cache bytes (kv.bytes_per_token)")
-        return f"generation on {self.pool!r} has {' and '.join(missing)}" if missing else None
+        missing = {
+            "no device of known capacity": self.limit == inf,
+            "no weight bytes (weights.transfer)": self.weights is None,
+            "no cache bytes (kv.bytes_per_token)": self.token_bytes is None,
+        }
+        return _lacks(f"generation on {self.pool!r}", missing)
 
     def error(self, tokens: int) -> InfeasibleError:
         """The error of an instance that does not hold a sample of so many tokens."""

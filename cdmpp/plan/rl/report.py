@@ -15,7 +15,7 @@ from cdmpp.plan.rl.lengths import SampledSteps
 from cdmpp.plan.rl.measured import STAGES
 from cdmpp.plan.rl.migration import simulate_migration
 from cdmpp.plan.rl.pools import DecodeCurve, DecodeLine, PoolForm
-from cdmpp.plan.rl.problem import PipelineSchedule, RlProblem, make_problem, pool_costs
+from cdmpp.plan.rl.problem import PipelineSchedule, RlProblem, is_predicted, make_problem
 from cdmpp.plan.rl.schema import (
     CostPart,
     CurvePart,
@@ -104,12 +104,10 @@ def _without_factors(problem: RlProblem, parts: list[CostPart]) -> list[CostPart
         return parts
     generation, inference, training, transfer = problem.factors.values
     by_name = {"generation": generation, "prefill": generation, "inference": inference, "training": training}
-    return [
-        part
-        if part.seconds is None
-        else part.model_copy(update={"predicted_s": part.seconds / by_name.get(part.name, transfer)})
-        for part in parts
-    ]
+    for part in parts:
+        if part.seconds is not None:
+            part.predicted_s = part.seconds / by_name.get(part.name, transfer)
+    return parts
 
 
 def _breakdown(problem: RlProblem, result: SearchResult) -> list[CostPart]:
@@ -170,9 +168,7 @@ def _interval(
     request: RlRequest, result: SearchResult, schedules: Mapping[int, PipelineSchedule]
 ) -> tuple[float | None, float | None]:
     """Step time of the same plan with all predictions at their lower and at their upper bounds."""
-    predicted = any(cost.parts for pool in request.pools for cost in pool_costs(pool))
-    predicted = predicted or bool(request.weights.predicted())
-    if not predicted and not any(schedule.predicted for schedule in schedules.values()):
+    if not is_predicted(request) and not any(schedule.predicted for schedule in schedules.values()):
         return None, None
     sizes = result.sizes
 
@@ -206,13 +202,8 @@ def _baselines(problem: RlProblem, result: SearchResult) -> dict[str, float]:
         baselines["not_streamed"] = mean(result.unstreamed.step_s) * factor
     if result.migration_applied:
         baselines["not_migrated"] = mean(result.unmigrated.step_s) * factor
-    if result.colocated is not None:
-        baselines["colocated"] = result.colocated[0 if time else 1]
-    if result.disaggregated is not None:
-        baselines["disaggregated"] = result.disaggregated[0 if time else 1]
-    if result.one_pool is not None:
-        baselines["one_pool"] = result.one_pool[0 if time else 1]
-    return baselines
+    others = {"colocated": result.colocated, "disaggregated": result.disaggregated, "one_pool": result.one_pool}
+    return baselines | {name: pair[0 if time else 1] for name, pair in others.items() if pair is not None}
 
 
 def _training(
@@ -331,8 +322,7 @@ def mean(values: Any) -> float:
 def generation_part(problem: RlProblem, result: SearchResult) -> GenerationPart:
     sizes, judge, pools = result.sizes, result.judge, problem.sizing.pools
     parts: list[PoolPart] = []
-    if isinstance(judge, MixDispatcher):
-        assert isinstance(sizes.split, PoolMix)
+    if isinstance(judge, MixDispatcher) and isinstance(sizes.split, PoolMix):
         parts = [
             PoolPart(
                 pool=pools[pool].name,
@@ -343,10 +333,6 @@ def generation_part(problem: RlProblem, result: SearchResult) -> GenerationPart:
             )
             for pool, units, start, stop in sizes.split.ranges()
         ]
-        preemptions = judge.preemptions(sizes.split)
-    else:
-        assert not isinstance(sizes.split, PoolMix)
-        preemptions = judge.preemptions(sizes.split)
     return GenerationPart(
         pool=problem.sizing.stage_name(sizes),
         parts=parts,
@@ -357,7 +343,7 @@ def generation_part(problem: RlProblem, result: SearchResult) -> GenerationPart:
         lower_bound_s=result.generation_bound_s,
         baselines_s={name: mean(outcome.generation_s) for name, outcome in result.dispatches.items()}
         | {"floor": result.longest_alone_s},
-        preemptions=preemptions,
+        preemptions=judge.preemptions(sizes.split),
     )
 
 

@@ -17,21 +17,11 @@ from typing import Any
 import numpy as np
 
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.plan.rl.dispatch import Dispatcher, MixDispatcher, TailSplit
+from cdmpp.plan.rl.dispatch import AnyDispatcher, Dispatcher, Groups, MixDispatcher, TailSplit
 from cdmpp.plan.rl.generation import Floats
 from cdmpp.plan.rl.migration import inference_after
 from cdmpp.plan.rl.problem import RlProblem
-from cdmpp.plan.rl.sizes import (
-    MIXED,
-    MOST_COUNTS,
-    AnyDispatcher,
-    Groups,
-    PoolSizes,
-    SizingProblem,
-    Stage,
-    coarse_to_fine,
-    finish_times,
-)
+from cdmpp.plan.rl.sizes import MIXED, MOST_COUNTS, PoolSizes, SizingProblem, Stage, coarse_to_fine
 from cdmpp.plan.rl.training import ReadyTimes, step_times
 from cdmpp.predict.requests.budget import SearchControl
 
@@ -80,6 +70,12 @@ def search_sizes(
     priced = any(pool.price_per_hour > 0 for pool in sizing.pools)
     front: list[PoolSizes] = []
     separate: list[PoolSizes] = []
+
+    def keep(candidates: list[PoolSizes]) -> None:
+        nonlocal front, separate
+        front = pareto_front(front + candidates, priced)
+        separate = pareto_front(separate + _separate(candidates), priced)
+
     queue = SizeQueue(problem, list(dispatchers))
     best: dict[tuple[int, int], float] = {}
     budget_s = control.left_s if control.left_s < np.inf else 0.0
@@ -90,8 +86,7 @@ def search_sizes(
             break
         pool, units = size
         candidates = candidate_sizes(sizing, pool, dispatchers[pool], TailSplit(0, units))
-        front = pareto_front(front + candidates, priced)
-        separate = pareto_front(separate + _separate(candidates), priced)
+        keep(candidates)
         queue.done(size)
         if candidates:
             best[size] = min(sizes.value(problem.objective) for sizes in candidates)
@@ -117,13 +112,11 @@ def search_sizes(
         split = dispatcher.choose_split(units, lambda: splits_control.expired)
         candidates = candidate_sizes(sizing, pool, dispatcher, split)
         candidates += _between(problem, pool, dispatcher, split, candidates)
-        front = pareto_front(front + candidates, priced)
-        separate = pareto_front(separate + _separate(candidates), priced)
+        keep(candidates)
         for sizes in candidates if sizing.trains else []:
-            if sizing.generation_inference_s(sizes) == 0:
-                continue
-            other = inference_sizes.get(sizes.shared)
-            if other is None or sizes.value(problem.objective) < other.value(problem.objective):
+            other = inference_sizes.get(sizes.shared, sizes)
+            better = other is sizes or sizes.value(problem.objective) < other.value(problem.objective)
+            if better and sizing.generation_inference_s(sizes) > 0:
                 inference_sizes[sizes.shared] = sizes
     return SizeSearchResult(front, queue.tried, complete, list(inference_sizes.values()), one_pool, separate)
 
@@ -281,7 +274,7 @@ def candidate_sizes(
     around these, which a grid of many units leaves out.
     """
     stage = problem.stage(pool, split)
-    finish = finish_times(dispatcher, split) if ready_s is None else ready_s
+    finish = dispatcher.finish_times(split) if ready_s is None else ready_s
     inferred = inference_after(finish, stage.inference_s, stage.instances) if ready_s is None else ready_s
     if not problem.trains:
         seconds = float(inferred.max(1).mean())
@@ -313,20 +306,10 @@ def candidate_sizes(
             steps, batches = step_times(ready, cost, counts, problem.mode, weights_s, problem.staleness)
             means = steps.mean(0)
             prices = means * problem.prices_per_s(stage, training, counts)
+            rows = zip(*(column.tolist() for column in (counts, batches, means, prices)), strict=True)
             candidates += [
-                PoolSizes(
-                    pool,
-                    stage.instances,
-                    training,
-                    int(count),
-                    split,
-                    int(cut),
-                    float(mean),
-                    float(price),
-                    False,
-                    inference_by,
-                )
-                for count, cut, mean, price in zip(counts, batches, means, prices, strict=True)
+                PoolSizes(pool, stage.instances, training, count, split, cut, mean, price, False, inference_by)
+                for count, cut, mean, price in rows
             ]
     return candidates
 
@@ -369,9 +352,8 @@ def search_mixes(
         if units not in values:
             used = [(pool, count) for pool, count in zip(pools, units, strict=True) if count]
             mix = mixed.divide([pool for pool, _ in used], [count for _, count in used], lambda: control.expired)
-            candidates = [
-                sizes for sizes in candidate_sizes(sizing, MIXED, mixed, mix) if _trains_beside(problem, sizes)
-            ]
+            candidates = candidate_sizes(sizing, MIXED, mixed, mix)
+            candidates = [sizes for sizes in candidates if not sizing.trains or sizes.training is not None]
             front = pareto_front(front + candidates, priced)
             values[units] = min((sizes.value(problem.objective) for sizes in candidates), default=float("inf"))
         return values[units]
@@ -402,10 +384,6 @@ def search_mixes(
 
 def _all_fit(max_units: Units) -> bool:
     return prod(count + 1 for count in max_units) <= MOST_COMBINATIONS
-
-
-def _trains_beside(problem: RlProblem, sizes: PoolSizes) -> bool:
-    return not problem.sizing.trains or sizes.training is not None
 
 
 def _allowed(problem: RlProblem, units: Units) -> bool:

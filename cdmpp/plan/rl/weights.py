@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, PrivateAttr, model_validator
@@ -75,12 +76,8 @@ class SiteLinkForm(Closed):
         form = self.collective
         if form is None or self.device is None:
             return []
-        return [
-            PriceRequest(
-                f"{path}.collective", form.fields(form.operator, size, form.ranks), self.device, protocol=self.protocol
-            )
-            for size in (form.bytes or part_bytes, LATENCY_BYTES)
-        ]
+        programs = [form.fields(form.operator, size, form.ranks) for size in (form.bytes or part_bytes, LATENCY_BYTES)]
+        return [PriceRequest(f"{path}.collective", p, self.device, protocol=self.protocol) for p in programs]
 
 
 class SitesForm(SiteLinkForm):
@@ -105,11 +102,8 @@ class TransferForm(Priced):
 
     def price_requests(self, path: str) -> list[PriceRequest]:
         """A copy and a short message over each predicted link."""
-        return [
-            request
-            for name, form in self._links()
-            for request in form.price_requests(f"{path}.{name}", self.bytes / self.ranks)
-        ]
+        part_bytes = self.bytes / self.ranks
+        return [r for name, form in self._links() for r in form.price_requests(f"{path}.{name}", part_bytes)]
 
     def with_prices(self, prices: Iterator[Prediction]) -> Self:
         """A copy with the predicted times."""
@@ -139,12 +133,10 @@ class TransferForm(Priced):
         At one site the copy travels along a chain from instance to instance, pipelined, so that the bytes count
         once. Between two sites one copy travels; after its arrival it is distributed in the same way.
         """
-        if source == target:
-            return self._hops_s("same_site", self.same_site, instances, figure)
-        arrived = self._hops_s(*self._link_between(source, target), 1, figure)
-        if instances == 1:
-            return arrived
-        return arrived + self._hops_s("same_site", self.same_site, instances - 1, figure)
+        arrived_s, hops = 0.0, instances
+        if source != target:
+            arrived_s, hops = self._hops_s(*self._link_between(source, target), 1, figure), instances - 1
+        return arrived_s + (self._hops_s("same_site", self.same_site, hops, figure) if hops else 0.0)
 
     def sites_linked(self, source: str, target: str) -> bool:
         """Whether weights can go from one site to another, or within a site."""
@@ -185,8 +177,8 @@ class WeightsForm(Closed):
     def _one_source(self) -> Self:
         for name in WEIGHT_COSTS:
             instead_of(self, name, f"{name}_s")
-        predicted = self.same_site is not None or self.cross_site is not None
-        if self.transfer is not None and (self.same_site_s or self.cross_site_s or predicted):
+        given = (self.same_site_s, self.cross_site_s, self.same_site, self.cross_site)
+        if self.transfer is not None and any(given):
             raise ValueError("give either transfer, or same_site_s and cross_site_s")
         return self
 
@@ -210,23 +202,23 @@ class WeightsForm(Closed):
 
         ``training``, ``generation``: site of each pool that trains, and of each that generates, by name.
         """
-        if self.transfer is None:
-            return
         transfer = self.transfer
-        for index, form in enumerate(self.transfer.links):
+        if transfer is None:
+            return
+        for index, form in enumerate(transfer.links):
             if form.sites[0] == form.sites[1]:
                 raise FieldError.at(
                     f"weights.transfer.links.{index}.sites",
                     f"both are {form.sites[0]!r}",
                     hint="a link within a site is same_site",
                 )
-        for trainer, source in training.items():
-            for generator, target in generation.items():
-                if not transfer.sites_linked(source, target) or transfer.same_site is None:
-                    inside = source == target or transfer.sites_linked(source, target)
-                    raise FieldError.at(
-                        "weights.transfer",
-                        f"no link {'within' if inside else 'from ' + repr(source) + ' to'} site {target!r}, for "
-                        f"weights from pool {trainer!r} to pool {generator!r}",
-                        hint='give "same_site"' if inside else 'give "cross_site", or both sites in "links"',
-                    )
+        for (trainer, source), (generator, target) in product(training.items(), generation.items()):
+            linked = transfer.sites_linked(source, target)
+            if not linked or transfer.same_site is None:
+                inside = source == target or linked
+                raise FieldError.at(
+                    "weights.transfer",
+                    f"no link {'within' if inside else 'from ' + repr(source) + ' to'} site {target!r}, for weights "
+                    f"from pool {trainer!r} to pool {generator!r}",
+                    hint='give "same_site"' if inside else 'give "cross_site", or both sites in "links"',
+                )

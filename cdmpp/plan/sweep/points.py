@@ -130,7 +130,7 @@ class Sweep(Closed):
         """Points of the product."""
         named = (self.devices, self.precisions, self.engines or [""])
         degrees = (self.tp, self.pp, self.ep, self.dp or [1], self.batch)
-        return prod(map(len, (*named, *degrees)))
+        return prod(map(len, named)) * prod(map(len, degrees))
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -350,9 +350,10 @@ def _under_load(result: SweepResult, limit: Goodput) -> SweepResult:
         return result
     ttft_s, total_s = (served.percentile(name, 100 * limit.share) for name in ("ttft_s", "latency_s"))
     tpot_s = served.percentile("tpot_s", 100 * limit.share) if len(served.measured("tpot_s")) else None
+    ttft_upper_s = served.relative_upper * ttft_s
     tpot_upper_s = None if tpot_s is None else served.relative_upper * tpot_s
-    seconds = {"ttft_s": ttft_s, "tpot_s": tpot_s, "tpot_upper_s": tpot_upper_s, "total_s": total_s}
-    return replace(result, ttft_upper_s=served.relative_upper * ttft_s, **seconds)
+    result = replace(result, ttft_s=ttft_s, ttft_upper_s=ttft_upper_s, total_s=total_s)
+    return replace(result, tpot_s=tpot_s, tpot_upper_s=tpot_upper_s)
 
 
 def _goodput(sweep: Sweep, config: LLMConfig, point: SweepPoint, options: dict[str, Any]) -> Goodput:
