@@ -40,10 +40,6 @@ class LayerExporter(PlanExporter):
         default_factory=dict, description="Symbol of a layer by its name: E, t, m, L, or empty to leave it out."
     )
 
-    def ranks_of(self, request: Request[Any]) -> tuple[int, list[str]]:
-        """Tensor-parallel ranks: the option, or those of the request; and notes on their source."""
-        return (self.tp, []) if self.tp is not None else tensor_parallel(request)
-
 
 def symbol(name: str, given: Mapping[str, Symbol]) -> Symbol:
     """Symbol of a layer: the one given for its name, or by what the name contains; empty for the final norm."""
@@ -82,12 +78,14 @@ def parse_layout(text: str) -> list[str]:
     return expanded.split("|")
 
 
-def tensor_parallel(request: Request[Any], *fields: str) -> tuple[int, list[str]]:
-    """Tensor-parallel ranks of a request's language model, or of the all-reduces among its programs (1 without either).
+def tensor_parallel(given: int | None, request: Request[Any], *fields: str) -> tuple[int, list[str]]:
+    """Tensor-parallel ranks: given, or of a request's language model or the all-reduces among its programs; else 1.
 
     ``fields``: fields of the request to look at; default: all. The notes name the source of the number.
     Raises FieldError: they have different numbers of ranks, or a language model has several stages.
     """
+    if given is not None:
+        return given, []
     values = request.model_dump(mode="json", include=set(fields) or None)
     ranks = sorted(set(_all_reduces(values)))
     if len(ranks) > 1:

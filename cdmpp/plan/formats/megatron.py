@@ -8,7 +8,7 @@ from pydantic import Field
 
 from cdmpp.errors import FieldError
 from cdmpp.llm.config import LLMConfig
-from cdmpp.plan.formats.layers import LayerExporter, layout_text, parse_layout, symbol
+from cdmpp.plan.formats.layers import LayerExporter, layout_text, parse_layout, symbol, tensor_parallel
 from cdmpp.plan.formats.registry import Exported, Imported, RequestImporter
 from cdmpp.plan.formats.text import CommandOptions, assumptions, line, options
 from cdmpp.plan.formats.transformer import PipelineJob, Training, micro_batch_count
@@ -211,7 +211,7 @@ class MegatronLayoutExporter(LayerExporter):
                 "a fused pipeline has equal stages without layers",
                 hint="a split plan, or a pipeline plan of one module, has layers",
             )
-        tp, more = self.ranks_of(request)
+        tp, more = tensor_parallel(self.tp, request)
         flat = "".join(stages)
         text = line(
             [

@@ -35,7 +35,7 @@ class RayExporter(PlanExporter):
     def export(self, request: Request[Any], plan: Answer) -> Exported:
         """One group for each pool: a bundle for each unit, or for each node of a larger unit."""
         fields = ("decode", "pools") if isinstance(plan, RlPlan) else ("attention", "ffn")
-        tp, notes = (self.tp, []) if self.tp is not None else tensor_parallel(request, *fields)
+        tp, notes = tensor_parallel(self.tp, request, *fields)
         if isinstance(plan, RlPlan):
             pools = _rl_pools(plan)
         else:

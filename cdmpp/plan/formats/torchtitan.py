@@ -10,7 +10,7 @@ from pydantic import Field
 from cdmpp.errors import FieldError
 from cdmpp.llm import read_config
 from cdmpp.llm.config import LLMConfig
-from cdmpp.plan.formats.layers import LayerExporter, symbol
+from cdmpp.plan.formats.layers import LayerExporter, symbol, tensor_parallel
 from cdmpp.plan.formats.registry import Exported, Imported, RequestImporter, at, leaves
 from cdmpp.plan.formats.transformer import PipelineJob, Training, ended, micro_batch_count
 from cdmpp.plan.split.schema import SplitPlan, SplitRequest
@@ -54,21 +54,18 @@ class TorchtitanExporter(LayerExporter):
             [name for layer in modules[stage.first_layer : stage.last_layer + 1] for name in layer]
             for stage in plan.stages
         ]
-        tp, notes = self.ranks_of(request)
-        text = "\n".join(
-            [
-                "[parallelism]",
-                f"tensor_parallel_degree = {tp}",
-                f"pipeline_parallel_degree = {len(parts)}",
-                'pipeline_parallel_schedule = "1F1B"',
-                "module_fqns_per_model_part = [",
-                *(f"  {json.dumps(part)}," for part in parts),
-                "]",
-                "",
-            ]
-        )
+        tp, notes = tensor_parallel(self.tp, request)
+        lines = [
+            "[parallelism]",
+            f"tensor_parallel_degree = {tp}",
+            f"pipeline_parallel_degree = {len(parts)}",
+            'pipeline_parallel_schedule = "1F1B"',
+            "module_fqns_per_model_part = [",
+            *(f"  {json.dumps(part)}," for part in parts),
+            "]\n",
+        ]
         micro = f"set local_batch_size to {request.micro_batches} times pipeline_parallel_microbatch_size"
-        return Exported(text, (micro, *notes))
+        return Exported("\n".join(lines), (micro, *notes))
 
     def _modules(self, names: list[str]) -> list[list[str]]:
         """Modules of each layer; the embedding, the norm and the output are added where no layer has their name."""
@@ -101,8 +98,7 @@ class _JobFields:
         if value == -1:
             return default
         if type(value) is not int or value < 1:
-            wrong = f"{path}: {value!r} is not a whole number of at least 1"
-            raise FieldError(wrong, path=path, hint="correct the file")
+            raise FieldError.at(path, f"{value!r} is not a whole number of at least 1", hint="correct the file")
         return value
 
 

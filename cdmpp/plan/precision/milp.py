@@ -205,12 +205,8 @@ def branch(program: LinearProgram, start: Levels | None, effort: Effort, listen:
         values = np.concatenate([np.arange(len(x)) == level for x, level in zip(program.x, start, strict=True)])
         highs.setSolution(len(columns), columns, values.astype(np.float64))
     _run(highs, effort, listen)
-    solution = highs.getSolution()
-    return SolverOutcome(
-        np.array(solution.col_value) if solution.value_valid else None,
-        float(highs.getInfo().mip_dual_bound),
-        _is_optimal(highs),
-    )
+    solution, bound = highs.getSolution(), float(highs.getInfo().mip_dual_bound)
+    return SolverOutcome(np.array(solution.col_value) if solution.value_valid else None, bound, _is_optimal(highs))
 
 
 def _load(program: LinearProgram, effort: Effort, integer: bool) -> Any:

@@ -97,7 +97,8 @@ class _Checker:
             if pool.training is None or pool.training.pipeline is None:
                 continue
             if training and training.pipeline and trainer and pool.training == trainer.training:
-                known[index] = PipelineSchedule(*[training.pipeline.run_s] * 3)
+                run_s = training.pipeline.run_s
+                known[index] = PipelineSchedule(run_s, run_s, run_s)
             else:
                 # Only for bounds and baselines of other pools.
                 known[index] = schedules([pool.training], SearchControl())[0]

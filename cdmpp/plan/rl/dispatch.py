@@ -318,7 +318,7 @@ class MixDispatcher:
         """Finish times and preemptions; those of the last mix are kept."""
         assert isinstance(mix, PoolMix)
         if self._last is None or self._last[0] != mix:
-            parts = [self.dispatchers[pool].simulate_range(*part, units) for pool, units, *part in mix.used_ranges()]
+            parts = [self.dispatchers[p].simulate_range(start, stop, n) for p, n, start, stop in mix.used_ranges()]
             finish = np.concatenate([finish for finish, _ in parts], axis=1)
             self._last = mix, finish, sum(preemptions for _, preemptions in parts)
         return self._last
@@ -340,7 +340,7 @@ class MixDispatcher:
 
     def makespans(self, mix: PoolMix) -> Floats:
         """Time at which generation ends, (draws,)."""
-        parts = [self.dispatchers[pool].range_makespans(*part, units) for pool, units, *part in mix.used_ranges()]
+        parts = [self.dispatchers[p].range_makespans(start, stop, n) for p, n, start, stop in mix.used_ranges()]
         return np.asarray(np.max(parts, axis=0))
 
     def longest_alone_s(self) -> Floats:

@@ -45,17 +45,7 @@ def one_f_one_b(ranks: int, stages: int, micro_batches: int) -> Orders:
 
     PipeDream-Flush (Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML '21).
     """
-    _one_stage_each(ranks, stages, "1f1b")
-    order = []
-    for rank in range(ranks):
-        ahead = min(micro_batches, ranks - rank)
-        passes = [Pass("F", rank, m) for m in range(ahead)]
-        for m in range(micro_batches):
-            passes.append(Pass("B", rank, m))
-            if ahead + m < micro_batches:
-                passes.append(Pass("F", rank, ahead + m))
-        order.append(passes)
-    return order
+    return _one_stage_each(ranks, stages, micro_batches, "1f1b")
 
 
 def interleaved(ranks: int, stages: int, micro_batches: int) -> Orders:
@@ -86,11 +76,8 @@ def interleaved(ranks: int, stages: int, micro_batches: int) -> Orders:
     order = []
     for rank in range(ranks):
         forward, backward = (
-            [
-                Pass(kind, virtual * ranks + rank, m)
-                for virtual, m in (which(step, kind == "B") for step in range(total))
-            ]
-            for kind in ("F", "B")
+            [Pass(k, virtual * ranks + rank, m) for virtual, m in (which(step, k == "B") for step in range(total))]
+            for k in ("F", "B")
         )
         ahead = min(total, (local - 1) * group + 2 * (ranks - 1 - rank))
         passes = forward[:ahead]
@@ -109,21 +96,7 @@ def zero_bubble(ranks: int, stages: int, micro_batches: int) -> Orders:
     Qi et al., "Zero Bubble Pipeline Parallelism" (ICLR '24), section 2.3: rank r lags r weight passes behind,
     and so every rank holds the activations of at most ``ranks`` micro-batches, as rank 0 does under 1F1B.
     """
-    _one_stage_each(ranks, stages, "zero_bubble")
-    order = []
-    for rank in range(ranks):
-        ahead = min(micro_batches, ranks - rank)
-        passes = [Pass("F", rank, m) for m in range(ahead)]
-        weights = 0
-        for m in range(micro_batches):
-            passes.append(Pass("B", rank, m))
-            if m >= rank:
-                passes.append(Pass("W", rank, weights))
-                weights += 1
-            if ahead + m < micro_batches:
-                passes.append(Pass("F", rank, ahead + m))
-        order.append(passes + [Pass("W", rank, m) for m in range(weights, micro_batches)])
-    return order
+    return _one_stage_each(ranks, stages, micro_batches, "zero_bubble", delayed=True)
 
 
 #: Makers of orders: (ranks, stages, micro-batches) -> passes of each rank.
@@ -140,10 +113,24 @@ def _down(rank: int, stages: int, ranks: int) -> range:
     return range(rank + (stages // ranks - 1) * ranks, -1, -ranks)
 
 
-def _one_stage_each(ranks: int, stages: int, name: str) -> None:
+def _one_stage_each(ranks: int, stages: int, micro_batches: int, name: str, delayed: bool = False) -> Orders:
+    """1F1B; ``delayed``: rank r runs weight gradients r micro-batches behind, and the others at the end."""
     if stages != ranks:
         raise FieldError.at(
             "schedule",
             f"{name} has one stage on each rank; there are {stages} stages and {ranks} ranks",
             hint='"interleaved" and "gpipe" take several stages per rank',
         )
+    order = []
+    for rank in range(ranks):
+        ahead = min(micro_batches, ranks - rank)
+        passes = [Pass("F", rank, m) for m in range(ahead)]
+        for m in range(micro_batches):
+            passes.append(Pass("B", rank, m))
+            if delayed and m >= rank:
+                passes.append(Pass("W", rank, m - rank))
+            if ahead + m < micro_batches:
+                passes.append(Pass("F", rank, ahead + m))
+        late = range(max(micro_batches - rank, 0), micro_batches) if delayed else ()
+        order.append(passes + [Pass("W", rank, m) for m in late])
+    return order

@@ -128,11 +128,11 @@ def _words(name: tuple[str, int, int]) -> str:
 
 
 def _numbers(passes: list[Pass], stages: int, micro_batches: int, path: str) -> Ints:
-    for at, one in enumerate(passes):
-        if not (0 <= one.stage < stages and 0 <= one.micro_batch < micro_batches):
+    for at, (_, stage, micro_batch) in enumerate(passes):
+        if not (0 <= stage < stages and 0 <= micro_batch < micro_batches):
             raise FieldError.at(
                 f"{path}.{at}",
-                f"there is no micro-batch {one.micro_batch} in stage {one.stage}",
+                f"there is no micro-batch {micro_batch} in stage {stage}",
                 hint=f"there are stages 0 to {stages - 1} and micro-batches 0 to {micro_batches - 1}",
             )
     return np.array([(_NUMBER[kind] * stages + stage) * micro_batches + m for kind, stage, m in passes], np.int32)

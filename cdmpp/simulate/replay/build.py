@@ -94,15 +94,22 @@ def check_nodes(
         if cost == "duration_s":
             seconds = float(node.duration_s or 0.0)
         elif isinstance(node.collective, PredictedCollectiveForm):
-            _add_collective(checked, i, node, node.collective, options, numbers)
+            form, name = node.collective, node.collective.devices[0] if node.collective.devices else str(node.device)
+            alone = PriceOptions(None, options.protocol, None)
+            _add_program(checked, i, name, Work(program=form.program()), f"{path}.collective", alone, numbers)
         elif cost in ("bytes", "collective"):
             seconds, name, inside = _transfer(node, known, path)
             if not inside:
                 outside[name] = outside.get(name, 0) + 1
             if links[name].exclusive:
                 held.append((f"link:{name}", "0"))
+        elif node.programs is None:
+            work = Work(program=node.program or {}, count=node.count or 1)
+            _add_program(checked, i, str(node.device), work, f"{path}.program", options, numbers)
         else:
-            _add_programs(checked, i, node, options, numbers)
+            for k, work in enumerate(node.programs):
+                where = f"{path}.programs.{k}.program"
+                _add_program(checked, i, str(node.device), work, where, options, numbers)
         checked.seconds.append(seconds)
         checked.held.append(held)
         comm = cost in ("bytes", "collective") or is_collective((node.program or {}).get("operator"))
@@ -234,44 +241,25 @@ def _transfer(node: NodeRecord, links: Mapping[str, Link], path: str) -> tuple[f
     return seconds, name, not steps or link.measured(size)
 
 
-def _add_programs(
-    checked: CheckedNodes, i: int, node: NodeRecord, options: PriceOptions, numbers: dict[tuple[str, str], int]
-) -> None:
-    entry = checked.devices.get(str(node.device))
-    device = entry.device if entry is not None and entry.device is not None else str(node.device)
-    works = node.programs
-    if works is None:
-        works = [Work(program=node.program or {}, count=node.count or 1)]
-    for k, work in enumerate(works):
-        key = (_text(work.program), _text(device))
-        if key not in numbers:
-            numbers[key] = len(checked.price_requests)
-            path = f"nodes.{i}.program" if node.programs is None else f"nodes.{i}.programs.{k}.program"
-            checked.price_requests.append(
-                PriceRequest(path, work.program, device, options.backend, options.protocol, options.framework)
-            )
-        checked.parts.append((i, numbers[key], work.count))
-
-
-def _add_collective(
+def _add_program(
     checked: CheckedNodes,
     i: int,
-    node: NodeRecord,
-    form: PredictedCollectiveForm,
+    name: str,
+    work: Work,
+    path: str,
     options: PriceOptions,
     numbers: dict[tuple[str, str], int],
 ) -> None:
-    """A predicted collective; its device is that of the node or of its first rank."""
-    name = str(node.device) if form.devices is None else form.devices[0]
+    """A program of node ``i`` on a device of the graph; equal ones are priced once."""
     entry = checked.devices.get(name)
     device = entry.device if entry is not None and entry.device is not None else name
-    program = form.program()
-    key = (_text(program), _text(device))
+    key = (_text(work.program), _text(device))
     if key not in numbers:
         numbers[key] = len(checked.price_requests)
-        path = f"nodes.{i}.collective"
-        checked.price_requests.append(PriceRequest(path, program, device, protocol=options.protocol))
-    checked.parts.append((i, numbers[key], 1))
+        checked.price_requests.append(
+            PriceRequest(path, work.program, device, options.backend, options.protocol, options.framework)
+        )
+    checked.parts.append((i, numbers[key], work.count))
 
 
 def _text(value: Any) -> str:
