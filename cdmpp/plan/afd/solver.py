@@ -140,8 +140,7 @@ def _side(request: AfdRequest, name: str, in_flight: int = IN_FLIGHT) -> tuple[A
 def tokens_in_memory(forms: dict[str, SideForm], layers: int, in_flight: int, ignore: bool) -> int | None:
     """Tokens of a micro-batch that an instance which computes all these sides holds; None: memory is no limit.
 
-    ``forms``: sides by their field in the request.
-    ``in_flight``: micro-batches whose sequences have their caches on the instance at the same time.
+    ``forms``: sides by their field in the request. ``in_flight``: micro-batches that have caches at the same time.
     Raises InfeasibleError: the weights and one sequence of each micro-batch do not fit.
     """
     limit = min(memory_limit(form.memory_bytes, [form.layer.device], ignore) for form in forms.values())

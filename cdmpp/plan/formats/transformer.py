@@ -177,10 +177,7 @@ def check_tensor_parallel(model: LLMConfig, tp: int, option: str) -> None:
 
 
 def layer_forms(model: LLMConfig, run: Training, transfer: Form | None = None) -> list[Form]:
-    """Layers of a ``split`` request: embedding, blocks, head.
-
-    ``transfer``: predicted cost of sending a layer's output to another rank.
-    """
+    """Layers of a ``split`` request; ``transfer``: predicted cost of sending a layer's output to another rank."""
     size = {"boundary_bytes": _boundary_bytes(model, run)}
     send = size if transfer is None else size | {"transfer": transfer}
     return [
@@ -191,11 +188,7 @@ def layer_forms(model: LLMConfig, run: Training, transfer: Form | None = None) -
 
 
 def stage_form(model: LLMConfig, run: Training, parts: Mapping[str, int], device: Any, **fields: Any) -> Form:
-    """A stage of a ``simulate`` request.
-
-    ``parts``: numbers of "embedding", "block" and "head" in this stage.
-    ``**fields``: further fields of the stage.
-    """
+    """A stage of a ``simulate`` request with numbers of "embedding", "block" and "head", and further fields."""
     costs = {"embedding": _embedding, "block": _block, "head": _head}
     stage: Form = {}
     for index, name in enumerate(("forward", "backward")):

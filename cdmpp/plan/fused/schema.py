@@ -188,9 +188,8 @@ class FusedRequest(Request[FusedPlan]):
         if self.models[0].activation_bytes is None:
             kept = "" if self.max_activations is None else "; max_activations is kept"
             return [f"the models have no activation_bytes{kept}"]
-        return (
-            ["no cost names a device of known capacity (memory_bytes)"] if self._limit_bytes == UNLIMITED_BYTES else []
-        )
+        known = self._limit_bytes < UNLIMITED_BYTES
+        return [] if known else ["no cost names a device of known capacity (memory_bytes)"]
 
     def costs(self) -> list[Costs]:
         """Forward and backward cost of a stage of each model, and that of a transfer; the request must be resolved."""
@@ -202,16 +201,8 @@ class FusedRequest(Request[FusedPlan]):
 
     def _problem(self, seconds: Sequence[tuple[float, ...]]) -> FusedProblem:
         models = tuple(
-            Model(
-                form.stages,
-                form.micro_batches,
-                forward_s,
-                backward_s,
-                form.direction,
-                form.activation_bytes or form.activation,
-                transfer_s,
-            )
-            for form, (forward_s, backward_s, transfer_s) in zip(self.models, seconds, strict=True)
+            Model(form.stages, form.micro_batches, f, b, form.direction, form.activation_bytes or form.activation, sent)
+            for form, (f, b, sent) in zip(self.models, seconds, strict=True)
         )
         return FusedProblem(self.ranks, models, self._max_activations())
 

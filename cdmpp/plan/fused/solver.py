@@ -497,13 +497,8 @@ def draw(request: FusedRequest, plan: FusedPlan) -> Figure:
     figure = new_figure(12, 1.6 + 0.28 * len(plan.order))
     timeline, memory = figure.subplots(1, 2, sharey=True, width_ratios=[8, 1])
     colours = pass_colours(range(len(request.models)))
-    draw_passes(
-        timeline,
-        plan.order,
-        lambda step: colours[step.model, step.pass_],
-        plan.makespan_s,
-        lower_bound=plan.lower_bound_s,
-    )
+    marks = {"lower_bound": plan.lower_bound_s}
+    draw_passes(timeline, plan.order, lambda step: colours[step.model, step.pass_], plan.makespan_s, **marks)
     memory.barh(range(len(plan.order)), plan.rank_peak_activations, color=GREY)
     memory.set_xlabel("peak activations")
     names = [f"model {m} ({model.direction}) {way}" for m, model in enumerate(request.models) for way in WAYS]

@@ -194,9 +194,8 @@ def relax(program: LinearProgram, effort: Effort) -> SolverOutcome:
 
 
 def branch(program: LinearProgram, start: Levels | None, effort: Effort, listen: Listener) -> SolverOutcome:
-    """Solve a program by branch and bound.
+    """Solve a program by branch and bound from ``start`` (ignored where it breaks a row).
 
-    ``start``: levels to begin with; ignored where they break a row.
     ``listen``: called for every better solution, and regularly in between.
     """
     highs = _load(program, effort, integer=True)
@@ -435,11 +434,7 @@ def minimise_memory(costs: DeviceCosts, control: SearchControl | None = None) ->
 def minimise_time(
     costs: DeviceCosts, start: Levels, enough_s: float = 0.0, control: SearchControl | None = None
 ) -> Solution:
-    """The shortest iteration within the memory limit; ends once one of at most ``enough_s`` is found.
-
-    ``start``: levels within the memory limit.
-    ``enough_s``: seconds.
-    """
+    """The shortest iteration within the memory limit, from levels within it; ends once it takes ``enough_s``."""
     best = Solution(list(start), Pricing(costs, start).iteration_s, 0.0)
     unit_s = best.objective
     if unit_s <= enough_s:

@@ -186,10 +186,7 @@ def heap(costs: DeviceCosts, start: Levels, limit_s: float) -> Levels:
     """Raise one operator by one level at a time, largest reduction of the error first.
 
     A raise that breaks a limit is rejected, and its operator is not tried again. No raise is taken back, so the
-    order decides.
-
-    ``start``: levels within the limits.
-    ``limit_s``: time limit of an iteration.
+    order decides. ``start``: levels within the limits.
     """
     priced = Pricing(costs, start)
     candidates: list[tuple[float, int]] = []

@@ -50,11 +50,7 @@ if TYPE_CHECKING:
 
 
 def within_memory(costs: DeviceCosts, d: int, control: SearchControl) -> Levels:
-    """Fewest bits where they fit; else the levels of least memory.
-
-    ``d``: index of the device in the request.
-    Raises InfeasibleError: no levels fit.
-    """
+    """Fewest bits where they fit; else the levels of least memory. Raises InfeasibleError: none fit device ``d``."""
     start = lowest(costs)
     if Pricing(costs, start).memory_bytes <= costs.memory_bytes:
         return start

@@ -144,10 +144,7 @@ class Dispatcher:
         return gain + self.doubt * (pessimistic - gain)
 
     def best_split(self, instances: int, over: Callable[[], bool] = never) -> TailSplit:
-        """The split into two groups with the largest mean gain, which may be negative.
-
-        ``over``: whether to end the search with the best split so far.
-        """
+        """The split into two groups with the largest mean gain, which may be negative; if ``over``, the best so far."""
         # With more tail instances the tail ends sooner and the rest later: the best split is near the crossing.
         # Doubt moves it to fewer tail instances.
         low, high = 1, instances - 1
@@ -278,14 +275,13 @@ class PoolMix:
 
     @property
     def tail(self) -> int:
-        """Always 0; a mix has no tail group (see :class:`cdmpp.plan.rl.dispatch.TailSplit`)."""
+        """Always 0; a mix has no tail group (see :class:`TailSplit`)."""
         return 0
 
     def ranges(self) -> Iterator[tuple[int, int, int, int]]:
         """Pool, instances, and first and last sample (exclusive) of each range."""
-        for (start, stop), pool, units in zip(
-            pairwise(accumulate(self.samples, initial=0)), self.pools, self.units, strict=True
-        ):
+        borders = pairwise(accumulate(self.samples, initial=0))
+        for (start, stop), pool, units in zip(borders, self.pools, self.units, strict=True):
             yield pool, units, start, stop
 
     def used_ranges(self) -> list[tuple[int, int, int, int]]:
@@ -357,17 +353,11 @@ class MixDispatcher:
 
     def proportional(self, pools: Sequence[int], units: Sequence[int]) -> PoolMix:
         """Samples in proportion to the highest throughput of each pool."""
-        speeds = [
-            count * self.dispatchers[pool].engine.tokens_per_s() for pool, count in zip(pools, units, strict=True)
-        ]
+        speeds = [n * self.dispatchers[pool].engine.tokens_per_s() for pool, n in zip(pools, units, strict=True)]
         return PoolMix(tuple(pools), tuple(units), _rounded(speeds, self.samples))
 
     def divide(self, pools: Sequence[int], units: Sequence[int], over: Callable[[], bool] = never) -> PoolMix:
-        """The division with the shortest mean generation.
-
-        ``pools``, ``units``: pools and their instances, at least one each.
-        ``over``: whether to end the search with the best division so far.
-        """
+        """The division with the shortest mean generation, each pool with units; if ``over``, the best so far."""
         count_of = dict(zip(pools, units, strict=True))
         by_speed = sorted(pools, key=lambda pool: float(self.dispatchers[pool].engine.seconds_per_token[1]))
         orders = list(permutations(by_speed)) if len(pools) <= MOST_ORDERED else [by_speed, by_speed[::-1]]

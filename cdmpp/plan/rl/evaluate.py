@@ -41,11 +41,7 @@ class StepOutcome:
 def evaluate(
     problem: SizingProblem, sizes: PoolSizes, dispatcher: AnyDispatcher, migration: Migration | None = None
 ) -> StepOutcome:
-    """Simulate steps with given sizes, split and number of batches.
-
-    ``dispatcher``: dispatcher of the generation units on the steps.
-    ``migration``: on the same steps.
-    """
+    """Simulate steps with given sizes, split and number of batches; ``migration``: on the steps of ``dispatcher``."""
     if migration is not None:
         return _outcome(problem, sizes, dispatcher, migration.ends_s, migration.ready_s, sizes.batches)
     finish = dispatcher.finish_times(sizes.split)
@@ -119,9 +115,7 @@ def lower_bounds(problem: SizingProblem, dispatchers: dict[int, Dispatcher]) -> 
     """Lower bounds of the mean step: seconds and price.
 
     The bounds combine the longest sample decoded alone, all tokens at the batch with the highest throughput, and
-    training without waiting.
-
-    ``dispatchers``: by index of the generation pool.
+    training without waiting. ``dispatchers``: by index of the generation pool.
     """
     bounds = [bound for pool, dispatcher in dispatchers.items() for bound in _bounds(problem, pool, dispatcher)]
     if problem.mixes and len(dispatchers) > 1:
@@ -240,10 +234,7 @@ def _mean_steps(
 
 
 def _mean_of_longer(stage_s: Floats, whole_s: Floats) -> Floats:
-    """Mean over the draws of the longer stage, (generation sizes, training sizes).
-
-    ``stage_s``, ``whole_s``: (draws, sizes).
-    """
+    """Mean over the draws of the longer stage, (generation sizes, training sizes), of two (draws, sizes)."""
     if stage_s.size * whole_s.shape[1] > MOST_CELLS:
         # The maximum of the means is at most the mean of the maxima.
         stage_s, whole_s = stage_s.mean(0, keepdims=True), whole_s.mean(0, keepdims=True)

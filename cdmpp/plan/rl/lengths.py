@@ -59,16 +59,12 @@ class LengthDistribution:
         edge = 0.5 / max(samples_per_step, 2)
         levels = sorted(quantiles)
         lengths = [float(quantiles[level]) for level in levels]
+        path = "lengths.quantiles"
         if len(levels) < 2:
-            raise FieldError(
-                "one quantile does not define a distribution", path="lengths.quantiles", hint="give at least two"
-            )
+            raise FieldError("one quantile does not define a distribution", path=path, hint="give at least two")
         if any(b < a for a, b in pairwise(lengths)):
-            raise FieldError(
-                "lengths fall from one quantile to a higher one",
-                path="lengths.quantiles",
-                hint="give lengths that grow with the level",
-            )
+            hint = "give lengths that grow with the level"
+            raise FieldError("lengths fall from one quantile to a higher one", path=path, hint=hint)
         normal = NormalDist()
         scores = np.array([normal.inv_cdf(min(max(level, edge), 1 - edge)) for level in levels])
         logs = np.log(np.maximum(lengths, 1.0))
@@ -205,11 +201,7 @@ class SampledSteps:
 def draw_steps(
     distribution: LengthDistribution, ranker: RankerForm, samples: int, draws: int, rng: Any
 ) -> SampledSteps:
-    """Draw steps and rank their samples.
-
-    ``samples``: samples of each step.
-    ``draws``: number of steps.
-    """
+    """Draw steps of so many samples each, and rank their samples."""
     rng = np.random.default_rng(rng)
     rows, orders, guesses = [], [], []
     error = None

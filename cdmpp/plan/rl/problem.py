@@ -47,11 +47,6 @@ class PipelineSchedule:
     upper_s: float
     plan: FusedPlan | None = None  # the schedule; None if the request gives its answer only
 
-    @property
-    def predicted(self) -> bool:
-        """Whether its time is uncertain."""
-        return self.lower_s < self.upper_s
-
 
 def compile_pipelines(costs: Sequence[TrainingForm | None]) -> None:
     """Compile the search for schedules before the budget begins, if one of the costs needs it."""
@@ -129,29 +124,20 @@ class RlProblem:
     factors: StageFactors | None = None  # of measured steps; part of all seconds already
 
     def spread(self, stages: Sequence[float], shared: bool) -> float:
-        """Factor from a step to the upper end of its interval, for the uncertainty of the stages' factors.
-
-        ``stages``: seconds of generation, inference, training and transfer.
-        """
+        """Factor from a step to the upper end of its interval, for the uncertainty of the factors of the stages."""
         if self.factors is None:
             return 1.0
         staleness = 0 if self.sizing.mode == "sync" else self.sizing.staleness
         return self.factors.spread(np.array(stages), shared, staleness)
 
     def steps(self, held_out: bool, pessimistic: bool = False) -> SampledSteps:
-        """Sampled steps: those of the search or the held-out ones.
-
-        ``pessimistic``: ranked by a ranker that misses any of the longest samples.
-        """
+        """Steps of the search or held-out ones; ``pessimistic``: the ranker misses any of the longest samples."""
         seed = np.random.SeedSequence(self.seed).spawn(4)[held_out + 2 * pessimistic]
         ranker = self.ranker.model_copy(update={"misses": "any"}) if pessimistic else self.ranker
         return draw_steps(self.lengths, ranker, self.samples, self.draws, seed)
 
     def dispatchers(self, engines: Mapping[int, GenerationEngine], held_out: bool) -> dict[int, Dispatcher]:
-        """Dispatchers of pools on the same sampled steps.
-
-        Each has the steps of a pessimistic ranker besides, unless the ranker is that one.
-        """
+        """Dispatchers of pools on the same sampled steps, and on those of a pessimistic ranker unless it is one."""
         steps = self.steps(held_out)
         pessimistic = None if self.ranker.misses == "any" else self.steps(held_out, pessimistic=True)
         doubt = 0.0 if pessimistic is None else self.doubt
@@ -161,11 +147,7 @@ class RlProblem:
 def make_problem(
     request: RlRequest, figure: Figure = "latency_s", schedules: Mapping[int, PipelineSchedule] | None = None
 ) -> RlProblem:
-    """The problem of a request with resolved costs.
-
-    ``figure``: which value of each predicted cost to use.
-    ``schedules``: schedules of the pools that train by pipelines, by index (:func:`cdmpp.plan.rl.problem.schedules`).
-    """
+    """The problem of a request with resolved costs; ``schedules``: of the pools that train by pipelines, by index."""
     schedules = schedules or {}
     lengths = request.lengths.distribution(request.samples_per_step)
     weights = request.weights

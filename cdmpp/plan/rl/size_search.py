@@ -90,14 +90,10 @@ def search_sizes(
         queue.done(size)
         if candidates:
             best[size] = min(sizes.value(problem.objective) for sizes in candidates)
-            so_far = SizeSearchResult(front, queue.tried, False, [])
             limit = problem.most_step_s
             allowed = limit is None or any(sizes.step_s <= limit for sizes in front)
-            listener.report(
-                done=queue.tried / queue.whole,
-                best=min(best.values()),
-                answer=partial(make_answer, so_far) if allowed else None,
-            )
+            answer = partial(make_answer, SizeSearchResult(front, queue.tried, False, [])) if allowed else None
+            listener.report(done=queue.tried / queue.whole, best=min(best.values()), answer=answer)
     one_pool, complete = list(front), queue.complete and not (mixed and control.stopped)
     if mixed and not control.stopped:
         mixes, all_mixes = search_mixes(problem, dispatchers, control.part(reserve_s=budget_s * MIX_LEAVES))
@@ -175,9 +171,8 @@ class SizeQueue:
             orders = {pool: order[:1] for pool, order in orders.items()}
         self._placements = {pool: sizing.pools[pool].placement for pool in pools}
         longest = max(map(len, orders.values()))
-        self._queue = [
-            (pool, order[rank]) for rank in range(longest) for pool, order in orders.items() if rank < len(order)
-        ]
+        ranks = range(longest)
+        self._queue = [(pool, order[rank]) for rank in ranks for pool, order in orders.items() if rank < len(order)]
         self.whole = len(self._queue)
         self._coarse = COARSE_SIZES * len(pools) if self.whole > MOST_COUNTS else self.whole
         self._at = 0
@@ -198,18 +193,14 @@ class SizeQueue:
         self._tried[size] = None
 
     def next(self, best: dict[tuple[int, int], float]) -> tuple[int, int] | None:
-        """The next size; None if all were tried.
-
-        ``best``: best value of each size that was tried and has candidates.
-        """
+        """The next size, or None; ``best``: best value of each size that was tried and has candidates."""
         if self.tried >= self._coarse and best:
             pool, units = min(best, key=lambda size: best[size])
             others = [other for index, other in self._tried if index == pool]
-            for neighbour in (
-                max((other for other in others if other < units), default=units),
-                min((other for other in others if other > units), default=units),
-            ):
-                placement = self._placements[pool]
+            below = max((other for other in others if other < units), default=units)
+            above = min((other for other in others if other > units), default=units)
+            placement = self._placements[pool]
+            for neighbour in (below, above):
                 middle = (pool, (units + neighbour) // 2 // placement * placement)
                 if abs(units - neighbour) > placement and middle not in self._tried:
                     return middle
@@ -336,8 +327,8 @@ def search_mixes(
     If all combinations of units are few (:data:`MOST_COMBINATIONS`), all are tried. Otherwise some numbers of each
     pool are combined, and the best combination is varied in halving steps.
 
-    ``dispatchers``: by index of the generation pool, on the search steps.
-    ``control``: the first combination, all units, is tried in any case.
+    ``dispatchers``: by index of the generation pool, on the search steps. The first combination, all units, is tried in
+    any case.
     """
     sizing = problem.sizing
     pools = list(dispatchers)

@@ -398,17 +398,11 @@ def _draw_front(axes: Axes, request: RlRequest, plan: RlPlan) -> None:
     priced = any(pool.price_per_hour for pool in request.pools)
     training = plan.training
     units = plan.generation.instances + (0 if training is None or training.shared else training.units)
-    axes.plot(
-        [sizes.step_s for sizes in plan.pareto],
-        [sizes.price if priced else sizes.units for sizes in plan.pareto],
-        "o-",
-        color=_REGULAR,
-        markersize=4,
-        label="Pareto front of sizes, without migration",
-    )
-    axes.plot(
-        [plan.step_s], [plan.price_per_step if priced else units], "*", color=_CHOSEN, markersize=13, label="the plan"
-    )
+    label = "Pareto front of sizes, without migration"
+    values = [sizes.price if priced else sizes.units for sizes in plan.pareto]
+    axes.plot([sizes.step_s for sizes in plan.pareto], values, "o-", color=_REGULAR, markersize=4, label=label)
+    value = plan.price_per_step if priced else units
+    axes.plot([plan.step_s], [value], "*", color=_CHOSEN, markersize=13, label="the plan")
     axes.axvline(plan.lower_bound_s, color="black", linestyle=":", linewidth=1, label="lower bound of the step time")
     axes.set(
         xlabel="simulated step (s)",

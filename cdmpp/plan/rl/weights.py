@@ -69,10 +69,7 @@ class SiteLinkForm(Closed):
         return hops * self.latency_s + size_bytes / min(ranks * self.bandwidth_bytes_per_s, total)
 
     def price_requests(self, path: str, part_bytes: float) -> list[PriceRequest]:
-        """The copy and a message of :data:`LATENCY_BYTES`; none for a link with figures.
-
-        ``part_bytes``: bytes that one connection sends.
-        """
+        """A copy of what one connection sends, and a message of :data:`LATENCY_BYTES`; none for a link with figures."""
         form = self.collective
         if form is None or self.device is None:
             return []
@@ -126,9 +123,7 @@ class TransferForm(Priced):
         return copy_s, min(latency_s, copy_s)
 
     def seconds(self, source: str, target: str, instances: int, figure: Figure = "latency_s") -> float:
-        """Seconds until ``instances`` instances at the site ``target`` have the weights.
-
-        A predicted link needs :meth:`with_prices` first.
+        """Seconds until ``instances`` instances at the site ``target`` have the weights; after :meth:`with_prices`.
 
         At one site the copy travels along a chain from instance to instance, pipelined, so that the bytes count
         once. Between two sites one copy travels; after its arrival it is distributed in the same way.

@@ -22,6 +22,8 @@ from cdmpp.simulate.replay.records import NodeRecord
 
 _COSTS = ("duration_s", "program", "programs", "bytes", "collective")
 _costs = attrgetter(*_COSTS)
+#: Figures of a link without a table.
+FIGURES = ("alpha_s", "beta_s_per_byte", "bandwidth_bytes_per_s")
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,8 @@ class CheckedNodes:
         made = []
         for i, form in enumerate(self.nodes):
             (device, stream), *also = self.held[i]
-            if form.gap_s is not None:
-                gap_s = form.gap_s
-            else:
-                entry = self.devices.get(device) if form.collective is None else None
-                gap_s = entry.gap_s if entry is not None else 0.0
+            entry = self.devices.get(device) if form.collective is None else None
+            gap_s = form.gap_s if form.gap_s is not None else entry.gap_s if entry is not None else 0.0
             made.append(Node(form.id, device, self.seconds[i], self.deps[i], stream, self.kinds[i], gap_s, tuple(also)))
         parallel = frozenset(name for name, entry in self.devices.items() if entry.parallel)
         return Graph(made, parallel, order)
@@ -115,7 +114,11 @@ def check_nodes(
         comm = cost in ("bytes", "collective") or is_collective((node.program or {}).get("operator"))
         checked.classes.append(node.class_ or ("comm" if comm else "compute"))
         checked.kinds.append(_kind(checked.classes[-1], cost))
-    _check_devices(checked)
+    used = {device for held in checked.held for device, _ in held}
+    for name in checked.devices:
+        if name not in used:
+            hint = "nodes run on: " + ", ".join(sorted(used)[:20])
+            raise FieldError(f"devices has {name!r}, and no node runs there", path=f"devices.{name}", hint=hint)
     for name, count in sorted(outside.items()):
         checked.remarks.append(f"link {name}: {count} transfers lie outside its table; their times extend it")
     return checked
@@ -191,20 +194,17 @@ def read_link(form: LinkForm, path: str, operator: str = "all_reduce", figure: s
     Raises FieldError: it has a table and other figures, or two rates, or a table whose bytes do not grow; or it is
     predicted, and has figures too or predicts another operation.
     """
-    figures = [
-        name for name in ("alpha_s", "beta_s_per_byte", "bandwidth_bytes_per_s") if getattr(form, name) is not None
-    ]
-    rates = [name for name in figures if name != "alpha_s"]
+    given = [name for name in (*FIGURES, "table") if getattr(form, name) is not None]
+    rates = [name for name in given if name in FIGURES[1:]]
     if form.collective is not None:
-        if figures or form.table is not None:
-            given = figures[0] if figures else "table"
-            raise FieldError(f"{path} has collective and {given}", path=f"{path}.{given}", hint="give one")
+        if given:
+            raise FieldError(f"{path} has collective and {given[0]}", path=f"{path}.{given[0]}", hint="give one")
         return Link(table=form.rows(operator, path, figure))
-    if form.table is not None and figures:
-        raise FieldError(f"{path} has a table and {figures[0]}", path=f"{path}.table", hint="give one")
+    if form.table is not None and len(given) > 1:
+        raise FieldError(f"{path} has a table and {given[0]}", path=f"{path}.table", hint="give one")
     if len(rates) > 1:
         raise FieldError(f"{path} has {rates[0]} and {rates[1]}", path=f"{path}.{rates[1]}", hint="give one")
-    if form.table is None and not figures:
+    if not given:
         raise FieldError(
             f"{path} has no figures", path=path, hint='{"alpha_s": 1e-5, "bandwidth_bytes_per_s": 1e10}, or a table'
         )
@@ -280,9 +280,6 @@ def _dependencies(nodes: Sequence[NodeRecord]) -> list[tuple[str, ...]]:
             recorded[event] = node.id
     dependencies = []
     for i, node in enumerate(nodes):
-        if not node.waits:
-            dependencies.append(tuple(node.deps))
-            continue
         for k, event in enumerate(node.waits):
             if event not in recorded:
                 raise FieldError(
@@ -292,17 +289,6 @@ def _dependencies(nodes: Sequence[NodeRecord]) -> list[tuple[str, ...]]:
                 )
         dependencies.append((*node.deps, *(recorded[event] for event in node.waits)))
     return dependencies
-
-
-def _check_devices(checked: CheckedNodes) -> None:
-    used = {device for held in checked.held for device, _ in held}
-    for name in checked.devices:
-        if name not in used:
-            raise FieldError(
-                f"devices has {name!r}, and no node runs there",
-                path=f"devices.{name}",
-                hint="nodes run on: " + ", ".join(sorted(used)[:20]),
-            )
 
 
 @dataclass(frozen=True)
