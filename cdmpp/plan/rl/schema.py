@@ -455,9 +455,8 @@ class RlRequest(Request[RlPlan]):
     prefill: CostField = Field(0.0, description="Of one prompt; it stalls its instance.")
     inference: CostField = Field(
         0.0,
-        description="Reward, reference and critic of one sample on one unit. It runs on the generation units, "
-        "after generation or on instances that are free before its end, or on the training units; the better is "
-        "chosen.",
+        description="Reward, reference and critic of one sample on one unit. It runs on the generation units, after "
+        "generation or on instances that are free before its end, or on the training units; the better is chosen.",
     )
     kv: KvForm = KvForm()
     training: TrainingForm | None = None
