@@ -138,7 +138,9 @@ def _bounds(problem: SizingProblem, pool: int, dispatcher: Dispatcher) -> list[t
     """Seconds and price with generation in one pool, for each way to train."""
     generation, samples = problem.pools[pool], dispatcher.samples
     # Of a block of sizes: the time of the largest, the price of the smallest.
-    all_sizes = np.array(sorted(problem.generation_sizes(pool)), dtype=np.int64)
+    all_sizes = np.arange(generation.placement, generation.units + 1, generation.placement)
+    if problem.generation_units is not None:
+        all_sizes = np.array(problem.generation_sizes(pool), dtype=np.int64)
     fewest, units = _blocks(all_sizes, len(problem.pools), generation.training)
     if not len(units):
         return []
@@ -294,18 +296,17 @@ def elastic_table(
         fewer = units - pool.placement
         loss = max(stage_s(dispatcher, fewer) - generation, 0.0) if fewer > 0 else None
         gap = generation - training
-        rows.append(
-            ElasticPart(
-                growth=growth,
-                generation_s=generation,
-                training_s=training,
-                gap_s=gap,
-                saving_s=saving,
-                loss_s=loss,
-                action=action_of(gap, saving, loss, MIN_SAVING * generation),
-                free_units=free_units,
-            )
+        row = ElasticPart(
+            growth=growth,
+            generation_s=generation,
+            training_s=training,
+            gap_s=gap,
+            saving_s=saving,
+            loss_s=loss,
+            action=action_of(gap, saving, loss, MIN_SAVING * generation),
+            free_units=free_units,
         )
+        rows.append(row)
     return rows
 
 
