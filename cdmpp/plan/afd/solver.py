@@ -117,13 +117,9 @@ def _colocated_sides(request: AfdRequest, attention: AfdSide, ffn: AfdSide) -> t
         held = tokens_in_memory(forms, request.layers, 1, request.ignore_memory)
     except InfeasibleError:
         return None  # one instance does not hold both sides
-    sides = (_in_curve(request.attention, attention), _in_curve(request.ffn, ffn))
+    # The memory of a disaggregated instance is no limit here.
+    sides = [replace(s, max_tokens=f.most_tokens) for s, f in ((attention, request.attention), (ffn, request.ffn))]
     return tuple(side if held is None else replace(side, max_tokens=min(side.max_tokens, held)) for side in sides)
-
-
-def _in_curve(form: SideForm, side: AfdSide) -> AfdSide:
-    """A side that holds what the request says, without the memory limit of a disaggregated instance."""
-    return replace(side, max_tokens=form.most_tokens)
 
 
 def _side(request: AfdRequest, name: str, in_flight: int = IN_FLIGHT) -> tuple[AfdSide, list[Cost]]:

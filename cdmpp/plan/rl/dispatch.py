@@ -354,7 +354,8 @@ class MixDispatcher:
     def proportional(self, pools: Sequence[int], units: Sequence[int]) -> PoolMix:
         """Samples in proportion to the highest throughput of each pool."""
         speeds = [n * self.dispatchers[pool].engine.tokens_per_s() for pool, n in zip(pools, units, strict=True)]
-        return PoolMix(tuple(pools), tuple(units), _rounded(speeds, self.samples))
+        borders = np.rint(np.cumsum(speeds) / np.sum(speeds) * self.samples).astype(int)
+        return PoolMix(tuple(pools), tuple(units), tuple(np.diff(borders, prepend=0).tolist()))
 
     def divide(self, pools: Sequence[int], units: Sequence[int], over: Callable[[], bool] = never) -> PoolMix:
         """The division with the shortest mean generation, each pool with units; if ``over``, the best so far."""
@@ -451,9 +452,3 @@ class MixDispatcher:
 #: Groups of the instances that generate, and the simulator of their steps.
 Groups = TailSplit | PoolMix
 AnyDispatcher = Dispatcher | MixDispatcher
-
-
-def _rounded(shares: Sequence[float], whole: int) -> tuple[int, ...]:
-    """Whole numbers in proportion to the shares that add up to ``whole``."""
-    borders = np.rint(np.cumsum(shares) / np.sum(shares) * whole).astype(int)
-    return tuple(int(count) for count in np.diff(borders, prepend=0))

@@ -35,7 +35,7 @@ def gpipe(ranks: int, stages: int, micro_batches: int) -> Orders:
     """
     return [
         [Pass("F", stage, m) for stage in range(rank, stages, ranks) for m in range(micro_batches)]
-        + [Pass("B", stage, m) for stage in _down(rank, stages, ranks) for m in range(micro_batches)]
+        + [Pass("B", stage, m) for stage in reversed(range(rank, stages, ranks)) for m in range(micro_batches)]
         for rank in range(ranks)
     ]
 
@@ -106,11 +106,6 @@ SCHEDULES: dict[ScheduleName, Callable[[int, int, int], Orders]] = {
     "interleaved": interleaved,
     "zero_bubble": zero_bubble,
 }
-
-
-def _down(rank: int, stages: int, ranks: int) -> range:
-    """The stages of a rank, the last first."""
-    return range(rank + (stages // ranks - 1) * ranks, -1, -ranks)
 
 
 def _one_stage_each(ranks: int, stages: int, micro_batches: int, name: str, delayed: bool = False) -> Orders:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -172,9 +172,8 @@ def measure_layers(
             update()
             done = time.perf_counter()
             if index >= warm:
-                timed.append(
-                    replace(stamps, forward=dict(stamps.forward), gradients=dict(stamps.gradients), updated=done)
-                )
+                forward, gradients = dict(stamps.forward), dict(stamps.gradients)
+                timed.append(replace(stamps, forward=forward, gradients=gradients, updated=done))
     timed.sort(key=lambda stamp: stamp.updated - stamp.start)
     return _summary(module, names, timed[: max(round(fastest * repeats), 1)])
 
@@ -218,16 +217,10 @@ def _watching(module: nn.Module) -> Iterator[tuple[_Stamps, dict[str, list[str]]
 def _summary(module: nn.Module, names: Mapping[str, list[str]], stamps: Sequence[_Stamps]) -> MeasuredModule:
     sizes = {n: float(p.numel() * p.element_size()) for n, p in module.named_parameters()}
     # Modules that did not run have no gradient and are not layers.
-    names = {
-        name: of_part
-        for name, of_part in names.items()
-        if all(n in stamp.gradients for stamp in stamps for n in of_part)
-    }
+    ran = set.intersection(*({*stamp.gradients} for stamp in stamps))
+    names = {name: of_part for name, of_part in names.items() if ran.issuperset(of_part)}
     if not names:
         raise InvalidProgramError("no layer had gradients", hint="the loss depends on no trained parameter")
-
-    def mean(values: Iterable[float]) -> float:
-        return statistics.fmean(values)
 
     def order(times: Callable[[_Stamps], Mapping[str, float]], keys: Sequence[str]) -> list[str]:
         return sorted(keys, key=lambda key: statistics.median(times(stamp)[key] - stamp.start for stamp in stamps))
@@ -239,26 +232,18 @@ def _summary(module: nn.Module, names: Mapping[str, list[str]], stamps: Sequence
 
     def spans(ends: Callable[[_Stamps], Sequence[float]], begin: Callable[[_Stamps], float]) -> list[float]:
         """Times between one end and the next."""
-        rows = []
-        for stamp in stamps:
-            stops = [begin(stamp), *ends(stamp)]
-            rows.append([b - a for a, b in pairwise(stops)])
-        return [max(mean(column), 0.0) for column in zip(*rows, strict=True)]
+        rows = [[b - a for a, b in pairwise([begin(stamp), *ends(stamp)])] for stamp in stamps]
+        return [max(statistics.fmean(column), 0.0) for column in zip(*rows, strict=True)]
 
     forward = spans(lambda stamp: [*(stamp.forward[n] for n in called), stamp.turned], lambda stamp: stamp.start)
     forward[-2:] = [sum(forward[-2:])]
     backward = spans(lambda stamp: [stamp.gradients[last[n]] for n in finished], lambda stamp: stamp.turned)
-    backward[-1] += mean(stamp.end - stamp.gradients[last[finished[-1]]] for stamp in stamps)
+    backward[-1] += statistics.fmean(stamp.end - stamp.gradients[last[finished[-1]]] for stamp in stamps)
     forward_s, backward_s = (dict(zip(called, forward, strict=True)), dict(zip(finished, backward, strict=True)))
+    reverse = {name: sorted(names[name], key=arrived.index, reverse=True) for name in reversed(finished)}
     layers = [
-        GradientLayer(
-            name,
-            forward_s[name],
-            backward_s[name],
-            tuple(sizes[n] for n in sorted(names[name], key=arrived.index, reverse=True)),
-        )
-        for name in reversed(finished)
+        GradientLayer(name, forward_s[name], backward_s[name], tuple(sizes[n] for n in parameters))
+        for name, parameters in reverse.items()
     ]
-    return MeasuredModule(
-        layers, mean(stamp.end - stamp.start for stamp in stamps), mean(stamp.updated - stamp.end for stamp in stamps)
-    )
+    iteration_s = statistics.fmean(stamp.end - stamp.start for stamp in stamps)
+    return MeasuredModule(layers, iteration_s, statistics.fmean(stamp.updated - stamp.end for stamp in stamps))
