@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from cdmpp.errors import MissingDependencyError, install_hint
 from cdmpp.utils.units import format_latency
 
 #: A notebook stores its tables: further rows are counted, not shown.
 MAX_ROWS = 500
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,11 @@ class Table:
     def lines(cls, *lines: str) -> Table:
         """Lines of text; empty ones are left out."""
         return cls(rows=[(line,) for line in lines if line])
+
+    @classmethod
+    def of(cls, items: Iterable[T], columns: Mapping[str, Callable[[T], str]], right: Sequence[int] = ()) -> Table:
+        """A row for each item; ``columns``: the cell of an item by column name."""
+        return cls(tuple(columns), [tuple(cell(item) for cell in columns.values()) for item in items], right)
 
     def html(self) -> str:
         """For notebooks; lines of text become a line each."""

@@ -131,7 +131,7 @@ def test_makespans_of_groups_equal_those_of_their_queues_together() -> None:
 def test_no_dispatch_is_below_the_lower_bound(instances: int, max_batch: int, seed: int) -> None:
     steps = sample_steps(ranker(), 64, 2, seed)
     dispatcher = Dispatcher(GenerationEngine(0.01 + 1e-3 * np.arange(max_batch + 1), prefill_s=0.1), steps)
-    bound = dispatcher.lower_bound_s(instances) * (1 - 1e-12)
+    bound = dispatcher.lower_bound_s(TailSplit(0, instances)) * (1 - 1e-12)
     assert (dispatcher.longest_alone_s() <= bound * (1 + 1e-9)).all()
     for tail in range(instances):
         assert (dispatcher.makespans(TailSplit(tail, instances - tail)) >= bound).all()
@@ -143,7 +143,7 @@ def test_longest_first_balances_instances_of_batch_one() -> None:
     steps = sample_steps(ranker(1.0, 0.5), 400, 4, 0)
     dispatcher = Dispatcher(GenerationEngine(np.array([0.0, 0.01])), steps)
     # Graham's bound for longest first, although the ranker only separates the longer half.
-    assert (dispatcher.makespans(TailSplit(0, 8)) <= 4 / 3 * dispatcher.lower_bound_s(8)).all()
+    assert (dispatcher.makespans(TailSplit(0, 8)) <= 4 / 3 * dispatcher.lower_bound_s(TailSplit(0, 8))).all()
     assert dispatcher.makespans(TailSplit(0, 8)).mean() < dispatcher.random_finish_times(8).max(1).mean()
 
 

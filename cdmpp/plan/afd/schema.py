@@ -29,21 +29,20 @@ class SideForm(Closed):
     """Instances of one kind: seconds of **one layer** by tokens on an instance, how many there are, price."""
 
     layer: BatchCurve
-    instances: Annotated[Count, Field(description="As many may be used.")]
-    price: Annotated[float, Field(gt=0, le=1e9, description="Of one instance, in any unit.")] = 1.0
-    max_tokens: Annotated[
-        Count | None, Field(description="Tokens (sequences) one instance may hold; null: the curve's last batch size.")
-    ] = None
-    memory_bytes: Annotated[
-        PositiveBytes | None, Field(description="Memory of one device of an instance; null: that of `layer`'s device.")
-    ] = None
-    weight_bytes: Annotated[
-        Bytes | None, Field(description="Weights of all layers on one device; null: those of the operators or `llm`.")
-    ] = None
-    bytes_per_token: Annotated[
-        Bytes | None,
-        Field(description="Cache of one sequence in all layers on one device; null: that of the operators or `llm`."),
-    ] = None
+    instances: Count = Field(description="As many may be used.")
+    price: float = Field(1.0, gt=0, le=1e9, description="Of one instance, in any unit.")
+    max_tokens: Count | None = Field(
+        None, description="Tokens (sequences) one instance may hold; null: the curve's last batch size."
+    )
+    memory_bytes: PositiveBytes | None = Field(
+        None, description="Memory of one device of an instance; null: that of `layer`'s device."
+    )
+    weight_bytes: Bytes | None = Field(
+        None, description="Weights of all layers on one device; null: those of the operators or `llm`."
+    )
+    bytes_per_token: Bytes | None = Field(
+        None, description="Cache of one sequence in all layers on one device; null: that of the operators or `llm`."
+    )
 
     @property
     def most_tokens(self) -> int:
@@ -57,16 +56,14 @@ class AfdLinkForm(Closed):
     Either ``bytes_per_token`` with ``bandwidth_bytes_per_s``, or ``layer``.
     """
 
-    bytes_per_token: Annotated[float | None, Field(gt=0, le=1e12)] = None
-    bandwidth_bytes_per_s: Annotated[float | None, Field(gt=0, le=1e15)] = None
+    bytes_per_token: float | None = Field(None, gt=0, le=1e12)
+    bandwidth_bytes_per_s: float | None = Field(None, gt=0, le=1e15)
     alpha_s: Seconds = 0.0
-    layer: Annotated[
-        BatchCurve | None,
-        Field(
-            description="Instead: seconds of one layer, there and back, by tokens on the instance with most tokens. "
-            "Its programs may be collectives."
-        ),
-    ] = None
+    layer: BatchCurve | None = Field(
+        None,
+        description="Instead: seconds of one layer, there and back, by tokens on the instance with most tokens. "
+        "Its programs may be collectives.",
+    )
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
@@ -78,8 +75,8 @@ class AfdLinkForm(Closed):
 class ColocatedPlan(Row):
     """Instances that each compute whole layers, without links between them."""
 
-    instances: Annotated[int, Field(description="As many as the goal needs.")]
-    batch: Annotated[int, Field(description="Sequences on each instance.")]
+    instances: int = Field(description="As many as the goal needs.")
+    batch: int = Field(description="Sequences on each instance.")
     tpot_s: float
     price_s_per_token: float
 
@@ -96,20 +93,17 @@ class AfdPlan(Plan):
 
     attention_instances: int
     ffn_instances: int
-    micro_batch: Annotated[int, Field(description="Tokens in one of the three micro-batches in flight.")]
+    micro_batch: int = Field(description="Tokens in one of the three micro-batches in flight.")
     tpot_s: float
     tokens_per_s: float
-    stage_s: Annotated[dict[str, float], Field(description="Seconds of a micro-batch in all layers, by stage.")]
+    stage_s: dict[str, float] = Field(description="Seconds of a micro-batch in all layers, by stage.")
     price_s_per_token: float
     lower_bound_price_s_per_token: float
-    recommended: Annotated[
-        Literal["disaggregated", "colocated"],
-        Field(description="colocated: the baseline of this name is cheaper than the best disaggregated choice."),
-    ]
-    colocated: Annotated[
-        ColocatedPlan | None, Field(description="null: its cost is not known, or it does not keep the goal.")
-    ]
-    dead_zone: Annotated[bool, Field(description="The links are the slowest stage.")]
+    recommended: Literal["disaggregated", "colocated"] = Field(
+        description="colocated: the baseline of this name is cheaper than the best disaggregated choice."
+    )
+    colocated: ColocatedPlan | None = Field(description="null: its cost is not known, or it does not keep the goal.")
+    dead_zone: bool = Field(description="The links are the slowest stage.")
 
     @property
     def choice(self) -> Any:
@@ -159,17 +153,13 @@ class AfdRequest(Request[AfdPlan]):
     attention: SideForm
     ffn: SideForm
     link: AfdLinkForm
-    tpot_s: Annotated[PositiveSeconds, Field(description="Most seconds between two tokens of a sequence.")]
-    tokens_per_s: Annotated[float, Field(ge=0, le=1e12, description="Fewest tokens a second of the whole service.")] = (
-        0.0
+    tpot_s: PositiveSeconds = Field(description="Most seconds between two tokens of a sequence.")
+    tokens_per_s: float = Field(0.0, ge=0, le=1e12, description="Fewest tokens a second of the whole service.")
+    colocated: SideForm | None = Field(
+        None,
+        description="The baseline: seconds of both layers in turn on one instance. null: the sum of the "
+        "two curves where both are of one device.",
     )
-    colocated: Annotated[
-        SideForm | None,
-        Field(
-            description="The baseline: seconds of both layers in turn on one instance. null: the sum of the "
-            "two curves where both are of one device."
-        ),
-    ] = None
 
     def sizes(self) -> dict[str, int]:
         """Instances of a side, tokens of an instance, and choices (counts times batches) to try."""

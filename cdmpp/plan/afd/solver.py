@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,36 +45,29 @@ def solve(request: AfdRequest, control: SearchControl) -> AfdPlan:
     ffn, ffn_costs = _side(request, "ffn")
     layers, tpot_s, tokens_per_s = request.layers, request.tpot_s, request.tokens_per_s
     link, link_costs = _link(request.link)
-    best = size(attention, ffn, link, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s, control=control)
+    sized = partial(
+        size, attention, ffn, link, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s, control=control
+    )
+    best = sized()
     baselines: dict[str, float] = {}
     together = _colocated_sides(request, attention, ffn)
+    most = attention.max_instances + ffn.max_instances if request.colocated is None else request.colocated.instances
     alone = None
     if together is not None:
-        max_instances = (
-            attention.max_instances + ffn.max_instances if request.colocated is None else request.colocated.instances
-        )
-        alone = colocated(
-            *together, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s, max_instances=max_instances
-        )
+        alone = colocated(*together, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s, max_instances=most)
     if alone is not None:
         baselines["colocated"] = alone.price_s_per_token
     cheaper = alone is not None and alone.price_s_per_token < best.price_s_per_token * (1 - 1e-9)
-    try:
-        even = size(
-            attention, ffn, link, layers=layers, tpot_s=tpot_s, tokens_per_s=tokens_per_s, equal=True, control=control
-        )
-        baselines["equal_counts"] = even.price_s_per_token
-    except FieldError:
-        pass  # equal counts cannot meet the goal
+    with suppress(FieldError):  # equal counts may not meet the goal
+        baselines["equal_counts"] = sized(equal=True).price_s_per_token
     stages = {"attention": best.attention_s, "ffn": best.ffn_s, "communication": best.communication_s}
     slowest = max(stages, key=lambda name: stages[name])
+    remarks = {
+        "the search was stopped: cheaper choices may exist": not best.complete,
+        "disaggregation does not pay: instances that compute whole layers are cheaper per token": cheaper,
+    }
     explanation = [
-        *([] if best.complete else ["the search was stopped: cheaper choices may exist"]),
-        *(
-            ["disaggregation does not pay: instances that compute whole layers are cheaper per token"]
-            if cheaper
-            else []
-        ),
+        *(text for text, holds in remarks.items() if holds),
         f"{slowest} is the slowest stage: {format_latency(stages[slowest])} of {format_latency(tpot_s / IN_FLIGHT)}",
         *_dominating("attention", attention_costs),
         *_dominating("ffn", ffn_costs),
@@ -122,13 +117,9 @@ def _colocated_sides(request: AfdRequest, attention: AfdSide, ffn: AfdSide) -> t
         held = tokens_in_memory(forms, request.layers, 1, request.ignore_memory)
     except InfeasibleError:
         return None  # one instance does not hold both sides
-    sides = (_in_curve(request.attention, attention), _in_curve(request.ffn, ffn))
+    # The memory of a disaggregated instance is no limit here.
+    sides = [replace(s, max_tokens=f.most_tokens) for s, f in ((attention, request.attention), (ffn, request.ffn))]
     return tuple(side if held is None else replace(side, max_tokens=min(side.max_tokens, held)) for side in sides)
-
-
-def _in_curve(form: SideForm, side: AfdSide) -> AfdSide:
-    """A side that holds what the request says, without the memory limit of a disaggregated instance."""
-    return replace(side, max_tokens=form.most_tokens)
 
 
 def _side(request: AfdRequest, name: str, in_flight: int = IN_FLIGHT) -> tuple[AfdSide, list[Cost]]:
@@ -145,8 +136,7 @@ def _side(request: AfdRequest, name: str, in_flight: int = IN_FLIGHT) -> tuple[A
 def tokens_in_memory(forms: dict[str, SideForm], layers: int, in_flight: int, ignore: bool) -> int | None:
     """Tokens of a micro-batch that an instance which computes all these sides holds; None: memory is no limit.
 
-    ``forms``: sides by their field in the request.
-    ``in_flight``: micro-batches whose sequences have their caches on the instance at the same time.
+    ``forms``: sides by their field in the request. ``in_flight``: micro-batches that have caches at the same time.
     Raises InfeasibleError: the weights and one sequence of each micro-batch do not fit.
     """
     limit = min(memory_limit(form.memory_bytes, [form.layer.device], ignore) for form in forms.values())

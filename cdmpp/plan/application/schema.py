@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import Field, computed_field
 
 from cdmpp.errors import FieldError
@@ -20,11 +18,11 @@ class EngineForm(Closed):
     """An engine. ``batch`` of the curve counts items of primitives."""
 
     name: Name
-    curve: Annotated[BatchCurve, Field(description="Seconds of a batch by its number of items.")]
-    device: Annotated[
-        Name | None, Field(description="Engines on one device take turns; null: a device for this engine alone.")
-    ] = None
-    max_items: Annotated[Count | None, Field(description="Largest batch; null: the last size of the curve.")] = None
+    curve: BatchCurve = Field(description="Seconds of a batch by its number of items.")
+    device: Name | None = Field(
+        None, description="Engines on one device take turns; null: a device for this engine alone."
+    )
+    max_items: Count | None = Field(None, description="Largest batch; null: the last size of the curve.")
 
     @property
     def largest_batch(self) -> int:
@@ -45,8 +43,8 @@ class PrimitiveForm(Closed):
     id: Name
     engine: Name
     items: Count = 1
-    after: Annotated[list[Name], Field(default_factory=list)]
-    parts: Annotated[list[PartForm] | None, Field(min_length=2)] = None
+    after: list[Name] = Field(default_factory=list)
+    parts: list[PartForm] | None = Field(None, min_length=2)
 
     @property
     def predecessors(self) -> set[str]:
@@ -77,14 +75,12 @@ class ApplicationPlan(Plan):
 
     mean_latency_s: float
     makespan_s: float
-    latency_s: Annotated[list[float], Field(description="One for each request, in their order.")]
+    latency_s: list[float] = Field(description="One for each request, in their order.")
     policy: str
-    online_s: Annotated[
-        float, Field(description="Mean latency of the best policy found that learns arrivals as they come.")
-    ]
-    known_s: Annotated[float, Field(description="Mean latency of the best run found with all arrivals known.")]
+    online_s: float = Field(description="Mean latency of the best policy found that learns arrivals as they come.")
+    known_s: float = Field(description="Mean latency of the best run found with all arrivals known.")
     batches: list[BatchPlan]
-    busy: Annotated[dict[str, float], Field(description="Share of the makespan that each device works.")]
+    busy: dict[str, float] = Field(description="Share of the makespan that each device works.")
     lower_bound_s: float
     steps: int
 
@@ -110,13 +106,12 @@ class ApplicationPlan(Plan):
 class ApplicationRequest(Request[ApplicationPlan]):
     """How requests of an application pass through its engines with the least mean latency."""
 
-    engines: Annotated[list[EngineForm], Field(min_length=1)]
-    primitives: Annotated[list[PrimitiveForm], Field(min_length=1)]
-    arrivals_s: Annotated[list[Seconds], Field(min_length=1, description="Arrival of each request.")]
-    knows_arrivals: Annotated[
-        bool,
-        Field(description="The plan is that of engines that know all arrivals; false: they learn them as they come."),
-    ] = False
+    engines: list[EngineForm] = Field(min_length=1)
+    primitives: list[PrimitiveForm] = Field(min_length=1)
+    arrivals_s: list[Seconds] = Field(min_length=1, description="Arrival of each request.")
+    knows_arrivals: bool = Field(
+        False, description="The plan is that of engines that know all arrivals; false: they learn them as they come."
+    )
     budget_s: Budget = 1.0
     seed: Seed = 0
     max_steps: MaxSteps = None
@@ -173,34 +168,28 @@ class ApplicationRequest(Request[ApplicationPlan]):
             path = f"engines.{i}"
             model.steps((1,), f"{path}.curve.llm", model.framework)
             held, cache = model.memory()
-            weights[
-                model.model_dump_json(exclude={"phase", "past_len", "input", "cuda_graph", "engine", "framework"})
-            ] = held
+            other_fields = {"phase", "past_len", "input", "cuda_graph", "engine", "framework"}
+            weights[model.model_dump_json(exclude=other_fields)] = held
             caches += cache * -(-engine.largest_batch // model.layout.dp)
             devices.append(engine.curve.device)
-        room = memory_limit(None, devices, self.ignore_memory) - sum(weights.values())
+        limit, held = memory_limit(None, devices, self.ignore_memory), sum(weights.values())
+        room = limit - held
         share = "no batch fits beside the weights" if room <= 0 else f"{room / (caches or 1.0):.3g} of the batches fit"
         check_fits(
             f"{device!r} (language models with the caches of their largest batches)",
-            sum(weights.values()) + caches,
-            memory_limit(None, devices, self.ignore_memory),
+            held + caches,
+            limit,
             path=path,
             fits=f"{share}: reduce max_items, spread the model over more devices (tp, pp), or use larger ones",
         )
 
     def sorted_primitives(self) -> list[PrimitiveForm]:
-        """Primitives in topological order.
-
-        Raises
-        ------
-        FieldError
-            They wait for each other.
-        """
+        """Primitives in topological order. Raises FieldError: they wait for each other."""
         number = {primitive.id: i for i, primitive in enumerate(self.primitives)}
         order, cycle = sort_topologically([map(number.__getitem__, p.predecessors) for p in self.primitives])
         if cycle:
             waiting = [i for i in range(len(self.primitives)) if i not in order]
             names = ", ".join(self.primitives[i].id for i in waiting)
-            path = f"primitives.{waiting[0]}.after"
-            raise FieldError(f"primitives: these wait for each other: {names}", path=path)
+            message = f"primitives: these wait for each other: {names}"
+            raise FieldError(message, path=f"primitives.{waiting[0]}.after")
         return [self.primitives[i] for i in order]

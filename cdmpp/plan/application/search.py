@@ -21,23 +21,14 @@ from cdmpp.simulate.replay import Graph, Node
 
 @dataclass(frozen=True)
 class BatchingEngine:
-    """Runs primitives in batches.
-
-    Attributes
-    ----------
-    name, device : str
-        Engines on one device take turns.
-    sizes, seconds : array, shape (points,)
-        Seconds of a batch by its number of items.
-    max_items : int
-        Largest batch; a primitive with more items runs alone.
-    """
+    """Runs primitives in batches."""
 
     name: str
-    device: str
+    device: str  # engines on one device take turns
+    # (points,): seconds of a batch by its number of items.
     sizes: np.ndarray
     seconds: np.ndarray
-    max_items: int
+    max_items: int  # largest batch; a primitive with more items runs alone
 
     def batch_s(self, items: float) -> float:
         """Seconds of a batch by its number of items."""
@@ -86,7 +77,7 @@ class Application:
 
         The k-th request cannot end before k times the work of an engine on one request.
         """
-        longest = max((depth for depth in self.depths()), default=0.0)
+        longest = max(self.depths(), default=0.0)
         n, first, mean = len(arrivals_s), min(arrivals_s), sum(arrivals_s) / len(arrivals_s)
         work: dict[str, float] = {}
         for primitive in self.primitives:
@@ -98,24 +89,14 @@ class Application:
 
 @dataclass(frozen=True)
 class Policy:
-    """What an engine runs next when it is free.
+    """What an engine runs next when it is free."""
 
-    Attributes
-    ----------
-    batching : bool
-        Fill the batch; otherwise run one primitive at a time.
-    priority : tuple of float, optional
-        One for each primitive, largest first. Topology-aware batching (Teola) uses the seconds to the end of
-        the request. None: primitives run in the order in which they became ready.
-    by_request : bool
-        Earlier requests first, then ``priority``; otherwise ``priority`` alone.
-    choices : tuple of int
-        For each decision of the run in turn, which of its :func:`options` is taken; 0 for further decisions.
-    """
-
-    batching: bool = True
+    batching: bool = True  # fill the batch; otherwise run one primitive at a time
+    # One for each primitive, largest first. Topology-aware batching (Teola) uses the seconds to the end of the request.
+    # None: primitives run in the order in which they became ready.
     priority: tuple[float, ...] | None = None
-    by_request: bool = True
+    by_request: bool = True  # earlier requests first, then ``priority``; otherwise ``priority`` alone
+    # For each decision of the run in turn, which of its :func:`options` is taken; 0 for further decisions.
     choices: tuple[int, ...] = ()
 
 
@@ -136,14 +117,11 @@ class PrimitiveBatch:
 
 @dataclass(frozen=True)
 class Run:
-    """Result of a simulation: batches in the order of their starts, and the latency of each request.
+    """Result of a simulation."""
 
-    ``decisions`` has the number of options of each decision.
-    """
-
-    batches: list[PrimitiveBatch]
-    latency_s: list[float]
-    decisions: tuple[int, ...] = ()
+    batches: list[PrimitiveBatch]  # in the order of their starts
+    latency_s: list[float]  # of each request
+    decisions: tuple[int, ...] = ()  # number of options of each decision
 
     @property
     def mean_s(self) -> float:
@@ -159,18 +137,7 @@ class Run:
 def simulate(
     app: Application, arrivals_s: Sequence[float], policy: Policy, changes: Sequence[tuple[float, Policy]] = ()
 ) -> Run:
-    """Simulate requests that arrive at given times.
-
-    Parameters
-    ----------
-    arrivals_s : sequence of float, length n
-    changes : sequence of (float, Policy)
-        Policies that replace the one before at these seconds, growing.
-
-    Returns
-    -------
-    Run
-    """
+    """Simulate requests. ``changes``: policies that replace the one before at these seconds, growing."""
     primitives, engines = app.primitives, app.engines
     after: list[list[int]] = [[] for _ in primitives]
     for i, successor in enumerate(primitives):
@@ -235,20 +202,18 @@ def simulate(
                 taken.append(heapq.heappop(ready[e]))
                 items += size
             possible = options(len(taken), bool(events))
-            at = len(decisions)
+            choice = policy.choices[len(decisions)] if len(decisions) < len(policy.choices) else 0
             decisions.append(len(possible))
-            choice = policy.choices[at] if at < len(policy.choices) else 0
             count = possible[min(choice, len(possible) - 1)]  # an earlier choice may have left fewer
             for entry in taken[count:]:
                 heapq.heappush(ready[e], entry)
                 items -= primitives[entry[2]].items
             if not count:
                 continue
-            members = [(request, primitive) for _, request, primitive, _ in taken[:count]]
             end = now + engines[e].batch_s(items)
             free.remove(engines[e].device)
             heapq.heappush(events, (end, 1, len(batches)))
-            batches.append(PrimitiveBatch(e, now, end, tuple(members)))
+            batches.append(PrimitiveBatch(e, now, end, tuple((r, p) for _, r, p, _ in taken[:count])))
     return Run(batches, latency, tuple(decisions))
 
 
@@ -286,8 +251,6 @@ EXHAUSTIVE_PRIMITIVES = 5
 EXHAUSTIVE_TASKS, PROMISING = 10, 4
 #: Choices that are tried for each of these orders, and steps without improvement that end the search for choices.
 MOST_CHOICES, PATIENCE_STEPS = 20_000, 2000
-
-
 #: Share of the budget in which the rule is chosen anew at arrivals; then it stays.
 ONLINE_SHARE = 0.3
 
@@ -315,20 +278,9 @@ class BestRuns:
 class PolicySearch:
     """Search for the policy with the least mean latency.
 
-    Parameters
-    ----------
-    whole : Application
-        Primitives that are not split.
-    split : Application
-        Primitives divided into parts that can start earlier; may be ``whole`` itself.
-    seed : int
-        Seed of the random orders.
-    max_steps : int, optional
-        Largest number of orders to try.
-    describe : callable, optional
-        Makes the plan so far, for progress reports.
-    learns : bool
-        The plan is that of the policy that learns arrivals as they come: its figure is reported.
+    ``whole``, ``split``: primitives as they are, and divided into parts that can start earlier; may be the same.
+    ``max_steps``: largest number of orders to try. ``describe``: makes the plan so far, for progress reports.
+    ``learns``: the plan is that of the policy that learns arrivals as they come: its figure is reported.
     """
 
     def __init__(
@@ -417,7 +369,6 @@ class PolicySearch:
         policy: Policy,
         name: str,
         changes: Sequence[tuple[float, Policy]] = (),
-        *,
         online: bool = True,
     ) -> Run:
         run = simulate(app, self.arrivals_s, policy, changes)
@@ -501,17 +452,8 @@ def replay_graph(app: Application, run: Run, arrivals_s: Sequence[float]) -> Gra
     for b, batch in enumerate(run.batches):
         deps: dict[str, None] = {}
         for request, primitive in batch.members:
-            predecessors = app.primitives[primitive].after
-            for predecessor in predecessors:
-                deps[f"batch {batch_of[request, predecessor]}"] = None
-            if not predecessors:
-                deps[f"arrival {request}"] = None
-        nodes.append(
-            Node(
-                f"batch {b}",
-                app.engines[batch.engine].device,
-                app.engines[batch.engine].batch_s(sum(app.primitives[p].items for _, p in batch.members)),
-                tuple(deps),
-            )
-        )
+            before = [f"batch {batch_of[request, p]}" for p in app.primitives[primitive].after]
+            deps |= dict.fromkeys(before or [f"arrival {request}"])
+        engine, items = app.engines[batch.engine], sum(app.primitives[p].items for _, p in batch.members)
+        nodes.append(Node(f"batch {b}", engine.device, engine.batch_s(items), tuple(deps)))
     return Graph(nodes, order="listed")

@@ -31,13 +31,7 @@ if TYPE_CHECKING:
 
 
 def solve(request: ApplicationRequest, control: SearchControl) -> ApplicationPlan:
-    """The policy with the least mean latency within the budget.
-
-    Raises
-    ------
-    FieldError
-        A curve contradicts itself.
-    """
+    """The policy with the least mean latency within the budget. Raises FieldError: a curve contradicts itself."""
     engines, costs = _engines(request)
     whole, split = _applications(request, engines)
     bound_s = least_bound_s((whole, split), request.arrivals_s)
@@ -136,11 +130,11 @@ def _application(engines: Sequence[BatchingEngine], forms: Sequence[PrimitiveFor
 
 
 def _busy(engines: Sequence[BatchingEngine], run: Run) -> dict[str, float]:
+    """Share of the makespan that each device works."""
     busy = {engine.device: 0.0 for engine in engines}
     for batch in run.batches:
         busy[engines[batch.engine].device] += batch.end_s - batch.start_s
-    makespan_s = run.makespan_s
-    return {device: seconds / makespan_s if makespan_s else 0.0 for device, seconds in busy.items()}
+    return {device: seconds / (run.makespan_s or 1.0) for device, seconds in busy.items()}
 
 
 def _arrivals(request: ApplicationRequest, best: BestRuns) -> str:
@@ -176,13 +170,12 @@ def _explain(
 def draw(request: ApplicationRequest, plan: ApplicationPlan) -> Figure:
     """Bars of batches, with the number of primitives in each."""
     names = [engine.name for engine in request.engines]
-    rows = {name: i for i, name in enumerate(names)}
     figure = new_figure(9, 1.2 + 0.45 * len(names))
     axes = figure.subplots()
     bars = [
         Bar(row, batch.start_s, batch.end_s, PALETTE[row % len(PALETTE)], str(len(batch.members)))
         for batch in plan.batches
-        for row in [rows[batch.engine]]
+        for row in [names.index(batch.engine)]
     ]
     draw_timeline(axes, bars, names, plan.makespan_s)
     axes.set_title(f"{plan.policy}: mean latency {format_latency(plan.mean_latency_s)}; numbers: primitives in a batch")

@@ -61,17 +61,15 @@ EngineForm = Annotated[str | dict[str, Any], Field(max_length=1000, description=
 class TrainForm(Closed):
     """What a training step needs besides the model's layout (docs/training-steps.md)."""
 
-    passes: Annotated[
-        Literal["step", "forward", "backward"],
-        Field(
-            description="A whole step of as many sequences as the batch; or one pass of a mean layer over a "
-            "micro-batch of as many."
-        ),
-    ] = "step"
-    virtual_pp: Annotated[TrainingDegree, Field(description="Parts of the model on each stage.")] = 1
-    cp: Annotated[TrainingDegree, Field(description="Ranks that share each sequence.")] = 1
+    passes: Literal["step", "forward", "backward"] = Field(
+        "step",
+        description="A whole step of as many sequences as the batch; or one pass of a mean layer over a "
+        "micro-batch of as many.",
+    )
+    virtual_pp: TrainingDegree = Field(1, description="Parts of the model on each stage.")
+    cp: TrainingDegree = Field(1, description="Ranks that share each sequence.")
     sharding: Literal["none", "optimizer", "fsdp"] = "none"
-    micro_batch: Annotated[Count, Field(description="Sequences of one pass of a copy, in a whole step.")] = 1
+    micro_batch: Count = Field(1, description="Sequences of one pass of a copy, in a whole step.")
     products: Literal["float8_e4m3", "mxfp8", "nvfp4"] | None = None
     recompute: Literal["none", "selective", "full"] = "none"
     overlap: Literal["none", "gradients", "all"] | None = None
@@ -81,18 +79,9 @@ class TrainForm(Closed):
 def training_plan(
     config: Mapping[str, Any], device: DeviceSpec, form: TrainForm, batch: int, *, layout: Mapping[str, Any]
 ) -> TrainingPlan:
-    """The plan of a step or pass over ``batch`` sequences.
+    """The plan of a step or pass over ``batch`` sequences; a framework pads a batch that the copies do not divide.
 
-    A batch that the copies do not divide is that of the next larger one, as a framework pads it.
-
-    Parameters
-    ----------
-    layout : mapping
-        ``tp``, ``pp``, ``ep``, ``dp``, ``sequence``, ``dtype`` and ``engine``.
-
-    Raises
-    ------
-    FieldError
+    ``layout``: ``tp``, ``pp``, ``ep``, ``dp``, ``sequence``, ``dtype`` and ``engine``.
     """
     engine = load_training_engine(layout["engine"] or "megatron", files=False)
     whole = form.passes == "step"
@@ -130,9 +119,8 @@ def training_cost(plan: TrainingPlan, form: TrainForm, prices: Iterator[Predicti
         parts = tuple(PricedProgram(name, 1, seconds) for name, seconds in named.items())
         return Cost(step.step_s, step.lower_s, step.upper_s, parts)
     seconds, names = plan.layer_pass(predictions, backward=form.passes == "backward")
-    parts = tuple(PricedProgram(name, 1, value) for name, value in names.items())
-    point, lower, upper = (float(value) for value in seconds)
-    return Cost(point, lower, upper, parts)
+    point, lower, upper = map(float, seconds)
+    return Cost(point, lower, upper, tuple(PricedProgram(name, 1, value) for name, value in names.items()))
 
 
 #: Batch sizes of a curve that names none, and most batch sizes of a curve.
@@ -146,51 +134,43 @@ class LanguageModelForm(Closed):
     """A language model whose steps are predicted (docs/llm.md); ``batch`` of the curve counts sequences."""
 
     config: ModelConfig
-    phase: Annotated[
-        Literal["decode", "prefill", "train"],
-        Field(description="A step that adds a token to each sequence, one over prompts, or a training step."),
-    ] = "decode"
-    part: Annotated[
-        Literal["step", "attention", "ffn"],
-        Field(description="The whole step, or the mean over the layers of their attention or feed-forward half."),
-    ] = "step"
+    phase: Literal["decode", "prefill", "train"] = Field(
+        "decode", description="A step that adds a token to each sequence, one over prompts, or a training step."
+    )
+    part: Literal["step", "attention", "ffn"] = Field(
+        "step", description="The whole step, or the mean over the layers of their attention or feed-forward half."
+    )
     past_len: Annotated[
         int, Field(ge=0, le=MAX_TOKENS, description="decode: cached tokens of each sequence."), WholeNumber
     ] = 1024
     input: Annotated[
         int, Field(ge=1, le=MAX_TOKENS, description="prefill, train: tokens of each sequence."), WholeNumber
     ] = 1024
-    train: Annotated[TrainForm, Field(description="train: passes, recomputation, sharding and further degrees.")] = (
-        TrainForm()
+    train: TrainForm = Field(TrainForm(), description="train: passes, recomputation, sharding and further degrees.")
+    tp: Degree = Field(1, description="Ranks that share each layer.")
+    pp: Degree = Field(1, description="Stages that share the layers.")
+    ep: Degree = Field(1, description="Groups that share the experts.")
+    dp: Degree | None = Field(
+        None, description="Replicas of the attention, which divide the batch; null: max(1, ep // tp)."
     )
-    tp: Annotated[Degree, Field(description="Ranks that share each layer.")] = 1
-    pp: Annotated[Degree, Field(description="Stages that share the layers.")] = 1
-    ep: Annotated[Degree, Field(description="Groups that share the experts.")] = 1
-    dp: Annotated[
-        Degree | None, Field(description="Replicas of the attention, which divide the batch; null: max(1, ep // tp).")
-    ] = None
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    weights: Annotated[
-        Literal["float8_e4m3", "int8", "float4_e2m1", "int4", "bfloat16", "float16", "float32"] | None,
-        Field(description="Type of quantised weights; null: as the configuration says, else `dtype`."),
-    ] = None
-    kv_dtype: Annotated[
-        Literal["float8_e4m3", "int8", "bfloat16", "float16", "float32"] | None,
-        Field(description="Type of the cache; null: as the configuration says, else `dtype`."),
-    ] = None
-    engine: Annotated[
-        str | dict[str, Any] | None,
-        Field(
-            max_length=1000,
-            description="What the serving engine adds to its kernels: the name of a profile, or its fields (on the "
-            f"command line also a file). null: the current profile of `framework`, else {DEFAULT_ENGINE}.",
-        ),
-    ] = None
-    cuda_graph: Annotated[bool, Field(description="Decode steps may be captured graphs.")] = True
-    device: Annotated[DeviceForm | None, Field(description="In place of the curve's `device`.")] = None
-    framework: Annotated[
-        ProgramFramework | None, Field(description="In place of the curve's `framework`; null: that of `engine`.")
-    ] = None
+    weights: Literal["float8_e4m3", "int8", "float4_e2m1", "int4", "bfloat16", "float16", "float32"] | None = Field(
+        None, description="Type of quantised weights; null: as the configuration says, else `dtype`."
+    )
+    kv_dtype: Literal["float8_e4m3", "int8", "bfloat16", "float16", "float32"] | None = Field(
+        None, description="Type of the cache; null: as the configuration says, else `dtype`."
+    )
+    engine: str | dict[str, Any] | None = Field(
+        None,
+        max_length=1000,
+        description="What the serving engine adds to its kernels: the name of a profile, or its fields (on the "
+        f"command line also a file). null: the current profile of `framework`, else {DEFAULT_ENGINE}.",
+    )
+    cuda_graph: bool = Field(True, description="Decode steps may be captured graphs.")
+    device: DeviceForm | None = Field(None, description="In place of the curve's `device`.")
+    framework: ProgramFramework | None = Field(
+        None, description="In place of the curve's `framework`; null: that of `engine`."
+    )
 
     @model_validator(mode="after")
     def _of_phase(self) -> Self:
@@ -201,12 +181,7 @@ class LanguageModelForm(Closed):
         return self
 
     def training_plan(self, batch: int, path: str, device: DeviceForm | None) -> TrainingPlan:
-        """The training step, or pass of a layer, over ``batch`` sequences.
-
-        Raises
-        ------
-        FieldError
-        """
+        """The training step, or pass of a layer, over ``batch`` sequences."""
         names = ("tp", "pp", "ep", "dtype", "engine")
         layout = {name: getattr(self, name) for name in names} | {"sequence": self.input, "dp": self.dp or 1}
         try:
@@ -224,10 +199,7 @@ class LanguageModelForm(Closed):
     ) -> list[Runs]:
         """The steps of each batch size with how often each counts: one, or the chunks of a prefill.
 
-        Raises
-        ------
-        FieldError
-            The configuration or the layout is wrong; ``path`` is the place of this form in the request.
+        Raises FieldError: the configuration or the layout is wrong; ``path``: place of this form in the request.
         """
         if len(batches) > MAX_BATCHES or max(batches) > MAX_BATCH:
             raise FieldError.at(
@@ -238,8 +210,7 @@ class LanguageModelForm(Closed):
         try:
             return [self._runs(batch, self.profile(framework), _known(self.device or device)) for batch in batches]
         except FieldError as error:
-            where = f"{path}.{error.path}"
-            raise FieldError(f"{path}.{error.message}", path=where, hint=error.hint) from None
+            raise FieldError(f"{path}.{error.message}", path=f"{path}.{error.path}", hint=error.hint) from None
 
     @property
     def tokens(self) -> int:
@@ -276,13 +247,7 @@ class LanguageModelForm(Closed):
         return Layout(self.tp, self.pp, self.ep, self.dp)
 
     def memory(self, tokens: int | None = None) -> tuple[float, float]:
-        """Bytes on each device of one instance: weights, and cache of one sequence in each replica.
-
-        Parameters
-        ----------
-        tokens : int, optional
-            Tokens of the sequence; default: those of the step.
-        """
+        """Bytes on each device of one instance: weights, and cache of one sequence of ``tokens`` in each replica."""
         config = read_config(self.config)
         if self.phase == "train":
             return TRAINING_BYTES * parameter_count(config) / self.layout.gpus, 0.0
@@ -355,24 +320,19 @@ class BatchCurve(Priced):
     Exactly one of ``seconds``, ``programs``, ``collective`` and ``llm``; ``device`` comes with all but ``seconds``.
     """
 
-    batch: Annotated[
-        list[Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber]],
-        Field(min_length=1, description="Batch sizes, growing. With `llm`, the default is 1, 2, 4, ..., 256."),
-    ]
-    seconds: Annotated[
-        list[Annotated[float, Field(gt=0, le=MAX_SECONDS)]] | None, Field(description="Seconds at each batch size.")
-    ] = None
-    programs: Annotated[
-        list[TemplateWork] | None,
-        Field(description='Instead of seconds: operators with expressions over "batch", predicted and summed.'),
-    ] = None
-    collective: Annotated[
-        CollectiveTemplate | None,
-        Field(description='Instead of programs; its bytes may be an expression over "batch".'),
-    ] = None
-    llm: Annotated[
-        LanguageModelForm | None, Field(description="Instead of programs: a language model (docs/llm.md).")
-    ] = None
+    batch: list[Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber]] = Field(
+        min_length=1, description="Batch sizes, growing. With `llm`, the default is 1, 2, 4, ..., 256."
+    )
+    seconds: list[Annotated[float, Field(gt=0, le=MAX_SECONDS)]] | None = Field(
+        None, description="Seconds at each batch size."
+    )
+    programs: list[TemplateWork] | None = Field(
+        None, description='Instead of seconds: operators with expressions over "batch", predicted and summed.'
+    )
+    collective: CollectiveTemplate | None = Field(
+        None, description='Instead of programs; its bytes may be an expression over "batch".'
+    )
+    llm: LanguageModelForm | None = Field(None, description="Instead of programs: a language model (docs/llm.md).")
     device: DeviceForm | None = None
     backend: Backend | None = None
     protocol: Protocol = DEFAULT_PROTOCOL
@@ -420,12 +380,7 @@ class BatchCurve(Priced):
             raise FieldError.at(f"{path}.device", "programs need a device")
 
     def price_requests(self, path: str) -> list[PriceRequest]:
-        """Programs at each batch size, sizes outermost; none where seconds are given.
-
-        Raises
-        ------
-        FieldError
-        """
+        """Programs at each batch size, sizes outermost; none where seconds are given."""
         self.check(path)
         if not self.is_predicted:
             return []

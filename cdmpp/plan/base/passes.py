@@ -31,8 +31,8 @@ _BACKWARD_SHADE = 0.65
 class Execution(Row):
     """What it costs that a plan is executable."""
 
-    unrestricted_s: Annotated[float, Field(description="Makespan of the shortest plan found without the restriction.")]
-    price: Annotated[float, Field(description="makespan_s over unrestricted_s, less one.")]
+    unrestricted_s: float = Field(description="Makespan of the shortest plan found without the restriction.")
+    price: float = Field(description="makespan_s over unrestricted_s, less one.")
 
     @classmethod
     def of(cls, makespan_s: float, unrestricted_s: float) -> Execution:
@@ -58,18 +58,9 @@ def time_faults(
 ) -> Iterator[str]:
     """Wrong durations, overlaps, passes that start too early, and a wrong makespan.
 
-    Parameters
-    ----------
-    orders : sequence of sequence of T
-        Passes of each rank.
-    times : mapping of T to (float, float)
-        Claimed start and end of each pass in seconds.
-    duration_s : callable
-        Cost of a pass.
-    waits_for : callable
-        Passes that must end before this one starts, each with the seconds of its transfer.
-    name : callable
-        Text of a pass for messages; ``where`` stands before its path.
+    ``orders``: passes of each rank. ``times``: claimed start and end of each pass. ``waits_for``: passes that must end
+    before this one starts, each with the seconds of its transfer. ``name``: text of a pass; ``where`` is before its
+    path in messages.
     """
     slack_s = TOLERANCE * max(makespan_s, 0.0)
     for rank, order in enumerate(orders):

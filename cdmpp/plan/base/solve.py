@@ -21,7 +21,6 @@ from cdmpp.predict.requests.reliability import Choice, Ends, summarise
 from cdmpp.predict.requests.request import Answer, Plan, Request
 from cdmpp.programs.frontends.load import program_from_request
 from cdmpp.programs.program import TensorProgram
-from cdmpp.programs.query_options import Backend
 
 _MOST_NAMED = 8
 #: Faults of a plan that a check lists.
@@ -34,10 +33,7 @@ A = TypeVar("A", bound=Answer)
 def read_request(model: type[R], value: Any) -> R:
     """A request from JSON values.
 
-    Raises
-    ------
-    FieldError
-        The value violates the request's schema; the message names the first violations.
+    Raises FieldError: the value violates the request's schema; the message names the first violations.
     """
     try:
         return model.model_validate(value)
@@ -59,33 +55,15 @@ def check_unique(names: Sequence[str], where: str, field: str = "name") -> None:
 
 
 def solve_request(request: Request[A], predictor: Predictor | None = None, control: SearchControl | None = None) -> A:
-    """Price the programs of a request and solve it.
+    """Price the programs of a request and solve it; ``predictor`` is not needed where the request gives all its costs.
 
-    Parameters
-    ----------
-    predictor : Predictor, optional
-        Prices the programs; not needed where the request gives all its costs.
-    control : SearchControl, optional
-        Default: the request's own budget.
-
-    Returns
-    -------
-    Answer
-        Of the request's type.
-
-    Raises
-    ------
-    FieldError, InfeasibleError
-        Parts of the request do not fit together, or a program cannot be priced; ``path`` names the field.
+    Raises FieldError or InfeasibleError: parts of the request do not fit together, or a program cannot be priced.
     """
     programs = request.price_requests()
-    if not programs:
-        return solve_priced(request, [], control)
-    if predictor is None:
-        path = programs[0].path
-        raise FieldError.at(path, "the cost of a program must be predicted", hint="pass a predictor")
-    prices = predict_prices(programs, predictor)
-    if control is not None:
+    if programs and predictor is None:
+        raise FieldError.at(programs[0].path, "the cost of a program must be predicted", hint="pass a predictor")
+    prices = predict_prices(programs, predictor) if programs and predictor is not None else []
+    if programs and control is not None:
         control.restart()  # the budget is that of the search
     return solve_priced(request, prices, control)
 
@@ -93,10 +71,7 @@ def solve_request(request: Request[A], predictor: Predictor | None = None, contr
 def solve_priced(request: Request[A], prices: Sequence[Prediction], control: SearchControl | None = None) -> A:
     """Solve a request whose programs are priced already.
 
-    Raises
-    ------
-    FieldError, InfeasibleError
-        As :func:`solve_request`; also where numbers are so large, small or far apart that the answer is not finite.
+    Raises FieldError or InfeasibleError: as :func:`solve_request`; also where the answer is not finite.
     """
     control = control if control is not None else SearchControl(request.budget)
     try:
@@ -120,11 +95,7 @@ def _out_of_range(reason: str) -> FieldError:
 def signed(request: Request[A], answer: A, prices: Sequence[Prediction], control: SearchControl | None = None) -> A:
     """A copy of the answer with its model, the worst domain of its prices, its reliability, and unchecked memory.
 
-    Parameters
-    ----------
-    request, answer
-    control : SearchControl, optional
-        Limits a search with the prices at the ends of their intervals; without it, there is no such search.
+    ``control``: limits a search with the prices at the ends of their intervals; None: no such search.
     """
     used = request.used_prices(answer, prices)
     reliability = summarise(used, request.given_costs())
@@ -178,14 +149,10 @@ def _best(request: Request[A], plan: Plan, control: SearchControl | None) -> Cho
 
 
 def predict_prices(requests: Sequence[PriceRequest], predictor: Predictor) -> list[Prediction]:
-    """Predict each program; equal ones are predicted once.
+    """Predict each program; equal ones are predicted once, and read once: whole models repeat their layers.
 
-    Raises
-    ------
-    FieldError
-        A program or device cannot be read, or has no prediction.
+    Raises FieldError: a program or device cannot be read, or has no prediction.
     """
-    # Each program is read once: whole models repeat their layers.
     programs: dict[str, TensorProgram] = {}
     devices: dict[str, DeviceSpec | str] = {}
     numbers: dict[tuple[Any, ...], int] = {}
@@ -204,16 +171,9 @@ def predict_prices(requests: Sequence[PriceRequest], predictor: Predictor) -> li
 
 
 def check_price(request: PriceRequest, prediction: Prediction) -> Prediction:
-    """Return a prediction that has a latency.
-
-    Raises
-    ------
-    FieldError
-        The prediction is an error; this one names the field of the request.
-    """
+    """The prediction, which has a latency. Raises FieldError with the field of the request: it is an error."""
     if prediction.error is not None:
-        error = prediction.error
-        raise FieldError.at(request.path, error.message, hint=error.hint)
+        raise FieldError.at(request.path, prediction.error.message, hint=prediction.error.hint)
     return prediction
 
 
@@ -222,8 +182,7 @@ def _program(request: PriceRequest) -> TensorProgram:
         raise FieldError.at(
             request.path, "a hash names a program that a service has stored", hint="give the program itself"
         )
-    backend: Backend | None = request.backend
-    return program_from_request(request.program, backend)
+    return program_from_request(request.program, request.backend)
 
 
 def _read_once(read: dict[str, V], form: Any, path: str, make: Callable[[], V]) -> V:
@@ -239,18 +198,10 @@ def _read_once(read: dict[str, V], form: Any, path: str, make: Callable[[], V]) 
 
 
 def places(error: ValidationError, value: Any) -> list[tuple[str, str]]:
-    """Path and message of each violation.
+    """Path and message of each violation of a JSON value.
 
-    Parameters
-    ----------
-    value : JSON value
-        What was checked.
-
-    Returns
-    -------
-    list of (str, str)
-        Paths as ``stages.0.forward_s``: without the union branches that
-        pydantic inserts. Violations that only exclude other branches of a union are left out.
+    Paths are ``stages.0.forward_s``: without the union branches that pydantic inserts. Violations that only exclude
+    other branches of a union are left out.
     """
     violations = [
         (_path(problem["loc"], problem["type"], value), problem["type"], problem["msg"])

@@ -35,34 +35,22 @@ def sort_topologically(after: Sequence[Iterable[int]]) -> tuple[list[int], list[
 
 
 class TaskGraph(NamedTuple):
-    """Durations and dependencies of tasks, and transfers between them.
+    """Durations and dependencies of tasks, and transfers between them; arrays of int64, seconds of float64."""
 
-    Attributes
-    ----------
-    duration_s : ndarray of float64, shape (tasks,)
-    dependencies : ndarray of int64, shape (tasks,)
-        Number of tasks that each task waits for.
-    first_after, after : ndarray of int64, shapes (tasks + 1,), (edges,)
-        Successors of task t: ``after[first_after[t]:first_after[t + 1]]``.
-    lag_s : ndarray of float64, shape (edges,)
-        Seconds from the end of a task to the start of its successor at the earliest: a transfer between ranks, which
-        delays no other task.
-    """
-
-    duration_s: np.ndarray
-    dependencies: np.ndarray
+    duration_s: np.ndarray  # (tasks,)
+    dependencies: np.ndarray  # (tasks,): number of tasks that each task waits for
+    # (tasks + 1,), (edges,): successors of task t: ``after[first_after[t]:first_after[t + 1]]``.
     first_after: np.ndarray
     after: np.ndarray
+    # (edges,): from the end of a task to the start of its successor at the earliest: a transfer between ranks, which
+    # delays no other task.
     lag_s: np.ndarray
 
     def with_transfers(self, rank: np.ndarray, transfer_s: np.ndarray) -> TaskGraph:
         """The same graph with transfers between ranks.
 
-        Parameters
-        ----------
-        rank : ndarray of int64, shape (tasks,)
-        transfer_s : ndarray of float64, shape (forward tasks,)
-            Sending the output of forward task t to another rank, and its gradient back to backward task n + t.
+        ``rank`` (tasks,). ``transfer_s`` (forward tasks,): sending the output of forward task t to another rank, and
+        its gradient back to backward task n + t.
         """
         half, source = len(transfer_s), np.repeat(np.arange(len(rank)), np.diff(self.first_after))
         output = np.where(source < half, source, self.after - half)  # unused where both passes are on one rank
@@ -85,21 +73,10 @@ def make_graph(sources: Sequence[np.ndarray], targets: Sequence[np.ndarray], tas
 def run_in_order(
     graph: TaskGraph, first_of: np.ndarray, order: np.ndarray, start_s: np.ndarray, place: np.ndarray
 ) -> float:
-    """Start every task as early as a given order of each rank allows.
+    """Start every task as early as a given order of each rank allows; the makespan in seconds, infinite on a deadlock.
 
-    Parameters
-    ----------
-    first_of, order : ndarray of int64, shapes (ranks + 1,), (tasks,)
-        Rank r runs ``order[first_of[r]:first_of[r + 1]]``.
-    start_s : ndarray of float64, shape (tasks,)
-        Filled with start times.
-    place : ndarray of int64, shape (tasks,)
-        Filled with the position of each task in one topological order of all tasks.
-
-    Returns
-    -------
-    float
-        Makespan in seconds; infinite on a deadlock.
+    ``first_of`` (ranks + 1,), ``order`` (tasks,): rank r runs ``order[first_of[r]:first_of[r + 1]]``. ``start_s``
+    (tasks,) is filled with start times, ``place`` (tasks,) with positions in one topological order of all tasks.
     """
     duration_s, dependencies, first_after, after, lag_s = graph
     ranks = len(first_of) - 1
@@ -170,12 +147,7 @@ def jackson_bound_s(
 
     Each task has a head (longest path to it) and a tail (longest path from it). On one rank, the preemptive schedule
     that always runs the released task with the longest tail is optimal, so no schedule without preemption is shorter
-    (Carlier 1982).
-
-    Parameters
-    ----------
-    rank : ndarray of int64, shape (tasks,)
-    duration_s, head_s, tail_s : ndarray of float64, shape (tasks,)
+    (Carlier 1982). All arrays are (tasks,).
     """
     bound_s = float((head_s + duration_s + tail_s).max())
     for r in range(ranks):
@@ -187,13 +159,7 @@ def jackson_bound_s(
 
 @jit
 def preemptive_makespan_s(head_s: np.ndarray, duration_s: np.ndarray, tail_s: np.ndarray) -> float:
-    """Makespan of Jackson's preemptive schedule of one machine, tails included, in seconds.
-
-    Parameters
-    ----------
-    head_s, duration_s, tail_s : ndarray of float64, shape (tasks,)
-        Sorted by growing head.
-    """
+    """Makespan of Jackson's preemptive schedule of one machine, tails included; arrays (tasks,) by growing head."""
     count = len(head_s)
     remaining_s = duration_s.copy()
     heap = np.empty(count, np.int64)  # released tasks, the longest tail first

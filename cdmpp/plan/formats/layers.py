@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -33,17 +33,12 @@ _OPTION = "--pipeline-model-parallel-layout"
 class LayerExporter(PlanExporter):
     """Base of the formats that place layers of a decoder on stages."""
 
-    tp: Annotated[
-        Count | None, Field(description="Tensor-parallel ranks of a stage; default: ranks of the request's programs.")
-    ] = None
-    symbols: Annotated[
-        dict[str, Symbol],
-        Field(default_factory=dict, description="Symbol of a layer by its name: E, t, m, L, or empty to leave it out."),
-    ]
-
-    def ranks_of(self, request: Request[Any]) -> tuple[int, list[str]]:
-        """Tensor-parallel ranks: the option, or those of the request; and notes on their source."""
-        return (self.tp, []) if self.tp is not None else tensor_parallel(request)
+    tp: Count | None = Field(
+        None, description="Tensor-parallel ranks of a stage; default: ranks of the request's programs."
+    )
+    symbols: dict[str, Symbol] = Field(
+        default_factory=dict, description="Symbol of a layer by its name: E, t, m, L, or empty to leave it out."
+    )
 
 
 def symbol(name: str, given: Mapping[str, Symbol]) -> Symbol:
@@ -75,20 +70,22 @@ def parse_layout(text: str) -> list[str]:
         expanded = re.sub(pattern, lambda match: match.group(1) * int(match.group(2)), expanded)
     wrong = set(expanded) - set(SYMBOLS + "|")
     if wrong or not set(expanded) - {"|"}:
-        raise FieldError(
-            f"{_OPTION}: {text[:80]!r} is no pipeline layout" + (f": {min(wrong)!r} is no symbol" if wrong else ""),
-            path=_OPTION,
+        raise FieldError.at(
+            _OPTION,
+            f"{text[:80]!r} is no pipeline layout" + (f": {min(wrong)!r} is no symbol" if wrong else ""),
             hint='stages of E, t, m and L, separated by |, such as "Et*3|t*4|t*4L"',
         )
     return expanded.split("|")
 
 
-def tensor_parallel(request: Request[Any], *fields: str) -> tuple[int, list[str]]:
-    """Tensor-parallel ranks of a request's language model, or of the all-reduces among its programs (1 without either).
+def tensor_parallel(given: int | None, request: Request[Any], *fields: str) -> tuple[int, list[str]]:
+    """Tensor-parallel ranks: given, or of a request's language model or the all-reduces among its programs; else 1.
 
     ``fields``: fields of the request to look at; default: all. The notes name the source of the number.
     Raises FieldError: they have different numbers of ranks, or a language model has several stages.
     """
+    if given is not None:
+        return given, []
     values = request.model_dump(mode="json", include=set(fields) or None)
     ranks = sorted(set(_all_reduces(values)))
     if len(ranks) > 1:

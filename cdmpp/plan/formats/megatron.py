@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from cdmpp.errors import FieldError
 from cdmpp.llm.config import LLMConfig
-from cdmpp.plan.formats.layers import LayerExporter, layout_text, parse_layout, symbol
+from cdmpp.plan.formats.layers import LayerExporter, layout_text, parse_layout, symbol, tensor_parallel
 from cdmpp.plan.formats.registry import Exported, Imported, RequestImporter
 from cdmpp.plan.formats.text import CommandOptions, assumptions, line, options
 from cdmpp.plan.formats.transformer import PipelineJob, Training, micro_batch_count
@@ -34,11 +34,11 @@ class MegatronImporter(RequestImporter):
 
     kinds = ("split", "simulate")
 
-    device: Annotated[DeviceForm, Field(description="Device of every rank: a name, or a specification.")]
-    dp: Annotated[
-        Count | None, Field(description="Data-parallel copies; default: from torchrun's processes and nodes, or 1.")
-    ] = None
-    vocab: Annotated[Count | None, Field(description="Rows of the embedding, where the file has no vocab-size.")] = None
+    device: DeviceForm = Field(description="Device of every rank: a name, or a specification.")
+    dp: Count | None = Field(
+        None, description="Data-parallel copies; default: from torchrun's processes and nodes, or 1."
+    )
+    vocab: Count | None = Field(None, description="Rows of the embedding, where the file has no vocab-size.")
 
     def read(self, text: str, kind: str) -> Imported:
         """A request with predicted costs on ``device``."""
@@ -211,7 +211,7 @@ class MegatronLayoutExporter(LayerExporter):
                 "a fused pipeline has equal stages without layers",
                 hint="a split plan, or a pipeline plan of one module, has layers",
             )
-        tp, more = self.ranks_of(request)
+        tp, more = tensor_parallel(self.tp, request)
         flat = "".join(stages)
         text = line(
             [

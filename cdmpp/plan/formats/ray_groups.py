@@ -25,19 +25,17 @@ class RayExporter(PlanExporter):
 
     kinds = ("rl", "afd")
 
-    tp: Annotated[
-        Count | None, Field(description="GPUs of a unit; default: ranks of the request's programs, or 1.")
-    ] = None
-    node_gpus: Annotated[Count, Field(description="GPUs of a node; a larger unit has several bundles.")] = 8
-    cpus: Annotated[Count, Field(description="CPUs for each GPU.")] = 1
-    label: Annotated[
-        Name | None, Field(description="Label of the nodes that has the name of their pool; default: any nodes.")
-    ] = None
+    tp: Count | None = Field(None, description="GPUs of a unit; default: ranks of the request's programs, or 1.")
+    node_gpus: Count = Field(8, description="GPUs of a node; a larger unit has several bundles.")
+    cpus: Count = Field(1, description="CPUs for each GPU.")
+    label: Name | None = Field(
+        None, description="Label of the nodes that has the name of their pool; default: any nodes."
+    )
 
     def export(self, request: Request[Any], plan: Answer) -> Exported:
         """One group for each pool: a bundle for each unit, or for each node of a larger unit."""
         fields = ("decode", "pools") if isinstance(plan, RlPlan) else ("attention", "ffn")
-        tp, notes = (self.tp, []) if self.tp is not None else tensor_parallel(request, *fields)
+        tp, notes = tensor_parallel(self.tp, request, *fields)
         if isinstance(plan, RlPlan):
             pools = _rl_pools(plan)
         else:
@@ -77,8 +75,8 @@ class RayImporter(RequestImporter):
 
     kinds = ("rl",)
 
-    tp: Annotated[Count | None, Field(description="GPUs of a unit; default: those of a bundle.")] = None
-    samples: Annotated[Count, Field(description="Samples of a step.")]
+    tp: Count | None = Field(None, description="GPUs of a unit; default: those of a bundle.")
+    samples: Count = Field(description="Samples of a step.")
 
     def read(self, text: str, kind: str) -> Imported:
         """Pools with their units."""
@@ -112,7 +110,7 @@ class _PlacementGroup(Row):
 
     name: str
     strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
-    bundles: Annotated[list[dict[str, Annotated[float, Field(ge=0, le=MAX_COUNT)]]], Field(min_length=1)]
+    bundles: list[dict[str, Annotated[float, Field(ge=0, le=MAX_COUNT)]]] = Field(min_length=1)
     bundle_label_selector: list[dict[str, str]] | None = None
 
     def units(self, tp: int | None) -> int:
@@ -132,7 +130,7 @@ class _PlacementGroup(Row):
 
 
 class _File(Row):
-    groups: Annotated[list[_PlacementGroup], Field(min_length=1)]
+    groups: list[_PlacementGroup] = Field(min_length=1)
 
 
 def _groups(text: str) -> list[_PlacementGroup]:

@@ -15,7 +15,7 @@ from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -30,22 +30,19 @@ from cdmpp.predict.requests.request import Answer, Count, DeviceForm, Request
 
 #: Fields that no configuration of an RL framework has.
 MISSING = ("lengths.quantiles", "decode", "training")
-#: Names of the arguments before groups of names, by the later name.
+#: Names of the arguments before groups of names, by the later name, where they are not those of :func:`earlier`.
 _EARLIER = {
     "train.colocate_all": "colocate_all_models",
     "train.colocate_actor_ref": "colocate_actor_ref",
     "train.async_enable": "async_train",
     "train.async_queue_size": "async_queue_size",
-    "rollout.batch_size": "rollout_batch_size",
     "rollout.n_samples_per_prompt": "n_samples_per_prompt",
     "rollout.max_new_tokens": "max_new_tokens",
     "data.max_len": "max_len",
-    "train.batch_size": "train_batch_size",
     "train.micro_batch_size": "micro_train_batch_size",
     "rollout.micro_batch_size": "micro_rollout_batch_size",
     "actor.gradient_checkpointing_enable": "gradient_checkpointing",
     "ds.zero_stage": "zero_stage",
-    "ds.tensor_parallel_size": "ds_tensor_parallel_size",
     "ds.ring_attn_size": "ring_attn_size",
     "ds.packing_samples": "packing_samples",
     "ds.adam_offload": "adam_offload",
@@ -112,11 +109,9 @@ class RlExporter(PlanExporter, ABC):
 
     kinds = ("rl",)
 
-    tp: Annotated[Count | None, Field(description="GPUs of a unit; default: ranks of the decode programs, or 1.")] = (
-        None
-    )
-    node_gpus: Annotated[Count, Field(description="GPUs of a node.")] = 8
-    samples_per_prompt: Annotated[Count, Field(description="Responses to one prompt.")] = 1
+    tp: Count | None = Field(None, description="GPUs of a unit; default: ranks of the decode programs, or 1.")
+    node_gpus: Count = Field(8, description="GPUs of a node.")
+    samples_per_prompt: Count = Field(1, description="Responses to one prompt.")
 
     def pools(self, request: Request[Any], plan: Answer) -> tuple[RlRequest, RlPlan, Pools]:
         """The pools of a plan. Raises FieldError: several pools generate, or nothing trains."""
@@ -134,7 +129,7 @@ class RlExporter(PlanExporter, ABC):
                 "the plan only generates, and the format has a trainer",
                 hint="give the training cost, or use the format ray",
             )
-        tp, notes = (self.tp, []) if self.tp is not None else tensor_parallel(request, "decode", "pools")
+        tp, notes = tensor_parallel(self.tp, request, "decode", "pools")
         generation = self._pool(plan.generation.pool, plan.generation.instances, tp)
         shared = plan.training.shared
         training = generation if shared else self._pool(plan.training.pool, plan.training.units, tp)
@@ -176,11 +171,10 @@ class RlImporter(RequestImporter, ABC):
 
     kinds = ("rl",)
 
-    model: Annotated[
-        str | None,
-        Field(description="config.json of Hugging Face: the decode curve is predicted; default: the file's model."),
-    ] = None
-    device: Annotated[DeviceForm | None, Field(description="Device of the pools, for the decode curve.")] = None
+    model: str | None = Field(
+        None, description="config.json of Hugging Face: the decode curve is predicted; default: the file's model."
+    )
+    device: DeviceForm | None = Field(None, description="Device of the pools, for the decode curve.")
 
     def imported(
         self, request: dict[str, Any], tp: int, model: Any, ignored: tuple[str, ...], notes: Sequence[str]
@@ -237,19 +231,16 @@ def rl_request(
     train too. ``samples``: of a step. ``max_tokens``: of a response. ``max_batch``: most samples of an
     instance at once. ``staleness``: steps by which weights may be behind.
     """
-    if training is None:
-        pools: list[dict[str, Any]] = [{"name": "shared", "units": generation}]
-        layout = "shared"
-    else:
+    pools: list[dict[str, Any]] = [{"name": "shared", "units": generation}]
+    if training is not None:
         pools = [
             {"name": "rollout", "units": generation, "stages": ["generation"]},
             {"name": "trainer", "units": training, "stages": ["training"]},
         ]
-        layout = "separate"
     request: dict[str, Any] = {
         "samples_per_step": samples,
         "pools": pools,
-        "layout": layout,
+        "layout": "shared" if training is None else "separate",
         "generation_units": generation,
         "training_units": generation if training is None else training,
     }
@@ -270,9 +261,9 @@ def earlier(name: str) -> str:
 class OpenRlhfExporter(RlExporter):
     """Writes arguments, one on each line."""
 
-    version: Annotated[
-        Literal["0.11", "0.9"], Field(description="Names of the arguments: in groups (0.11), or plain (0.9).")
-    ] = "0.11"
+    version: Literal["0.11", "0.9"] = Field(
+        "0.11", description="Names of the arguments: in groups (0.11), or plain (0.9)."
+    )
 
     def export(self, request: Request[Any], plan: Answer) -> Exported:
         """Nodes and GPUs of the actor, engines of vLLM, colocation, asynchronous training."""
@@ -547,11 +538,8 @@ def _tree(text: str) -> tuple[dict[str, Any], list[str]]:
 def _resolved(tree: Mapping[str, Any], value: Any) -> Any:
     """A value; of ``${a.b}`` and ``${oc.select:a.b,default}`` the one that they name."""
     for _ in range(10):
-        named = (
-            re.fullmatch(r"\$\{(?:oc\.select:)?\s*([\w.]+)\s*(?:,\s*(.*?))?\s*\}", value)
-            if type(value) is str
-            else None
-        )
+        text = value if type(value) is str else ""
+        named = re.fullmatch(r"\$\{(?:oc\.select:)?\s*([\w.]+)\s*(?:,\s*(.*?))?\s*\}", text)
         if named is None:
             break
         value = at(tree, named[1], named[2])

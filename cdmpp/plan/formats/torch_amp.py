@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field
 
@@ -22,7 +22,7 @@ class TorchAmpExporter(PlanExporter):
 
     kinds = ("precision",)
 
-    device: Annotated[Name | None, Field(description="Device of the plan, by name; default: the only one.")] = None
+    device: Name | None = Field(None, description="Device of the plan, by name; default: the only one.")
 
     def export(self, request: Request[Any], plan: Answer) -> Exported:
         """The types of one device; operators are the modules of the same name."""

@@ -12,8 +12,8 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -54,10 +54,8 @@ class TorchCsvExporter(PlanExporter):
 
     kinds = ("pipeline", "simulate", "split")
 
-    model: Annotated[int, Field(ge=0, description="Of several models, the one whose schedule is written.")] = 0
-    copy_number: Annotated[
-        int | None, Field(ge=0, description="The model's copy; default: the one that ends first.")
-    ] = None
+    model: int = Field(0, ge=0, description="Of several models, the one whose schedule is written.")
+    copy_number: int | None = Field(None, ge=0, description="The model's copy; default: the one that ends first.")
 
     def export(self, request: Request[Any], plan: Answer) -> Exported:
         """One row for each rank."""
@@ -89,8 +87,8 @@ class TorchCsvExporter(PlanExporter):
             for step in row:
                 if step.model == self.model:
                     copies.setdefault(step.copy_, {}).setdefault(rank, []).append(step)
-        chosen = min(copies, key=lambda copy: max(row[-1].end_s for row in copies[copy].values()))
-        chosen = chosen if self.copy_number is None else self.copy_number
+        first = min(copies, key=lambda copy: max(row[-1].end_s for row in copies[copy].values()))
+        chosen = first if self.copy_number is None else self.copy_number
         if chosen not in copies:
             raise FieldError.at("copy_number", f"{chosen}, the plan has {len(copies)} copies of model {self.model}")
         ranks = sorted(copies[chosen])
@@ -129,11 +127,8 @@ def _multimodal(request: MultimodalRequest, plan: MultimodalPlan) -> tuple[Rows,
         )
     names = [module.name for module in request.modules]
     order = order_modules(names, [[names.index(name) for name in module.after] for module in request.modules])
-    chain = (
-        [names[i] for i in order if plan.batch is None or plan.batch[names[i]]]
-        if request.executable
-        else _chain(request)
-    )
+    in_turn = [names[i] for i in order if plan.batch is None or plan.batch[names[i]]]
+    chain = in_turn if request.executable else _chain(request)
     sizes = {name: set(plan.sub_batches[name].items) for name in chain}
     counts = {name: plan.sub_batches[name].count for name in chain}
     if len(set(counts.values())) > 1 or any(len(items) > 1 for items in sizes.values()):
@@ -143,11 +138,8 @@ def _multimodal(request: MultimodalRequest, plan: MultimodalPlan) -> tuple[Rows,
             f"torch divides a batch into equal micro-batches, and the plan does not (items: {listed})",
             hint='give "executable": true (--executable): a plan with equal micro-batches',
         )
-    stages: dict[tuple[str, int, int], int] = {}
-    for name in chain:
-        for entry in plan.layout:
-            if entry.module == name:
-                stages[entry.module, entry.segment, entry.rank] = len(stages)
+    entries = [entry for name in chain for entry in plan.layout if entry.module == name]
+    stages = {(entry.module, entry.segment, entry.rank): number for number, entry in enumerate(entries)}
     rows = [
         [Action(stages[step.module, step.segment, rank], step.pass_, step.micro_batch) for step in row]
         for rank, row in enumerate(plan.order)
@@ -269,15 +261,12 @@ class TorchCsvImporter(RequestImporter):
 def _actions(cell: str, place: str) -> tuple[list[tuple[int, str, int]], bool]:
     """Actions of a cell, and whether they overlap; none for an empty cell."""
     overlap = _OVERLAP.fullmatch(cell.strip())
-    parts = overlap.group(1).split(";") if overlap else [cell]
-    return list(_parse(parts, place)), overlap is not None
-
-
-def _parse(parts: list[str], place: str) -> Iterator[tuple[int, str, int]]:
-    for part in filter(None, map(str.strip, parts)):
+    actions = []
+    for part in filter(None, map(str.strip, overlap.group(1).split(";") if overlap else [cell])):
         match = _ACTION.fullmatch(part)
         if match is None or (match.group(2) in _PASSES and not match.group(3)):
             raise FieldError(
                 f"{place}: {part[:40]!r} is no action", hint="an action is stage, type and micro-batch, such as 2F0"
             )
-        yield int(match.group(1)), match.group(2), int(match.group(3) or 0)
+        actions.append((int(match.group(1)), match.group(2), int(match.group(3) or 0)))
+    return actions, overlap is not None

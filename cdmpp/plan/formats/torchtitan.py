@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field
 
 from cdmpp.errors import FieldError
 from cdmpp.llm import read_config
 from cdmpp.llm.config import LLMConfig
-from cdmpp.plan.formats.layers import LayerExporter, symbol
+from cdmpp.plan.formats.layers import LayerExporter, symbol, tensor_parallel
 from cdmpp.plan.formats.registry import Exported, Imported, RequestImporter, at, leaves
 from cdmpp.plan.formats.transformer import PipelineJob, Training, ended, micro_batch_count
 from cdmpp.plan.split.schema import SplitPlan, SplitRequest
@@ -54,21 +54,18 @@ class TorchtitanExporter(LayerExporter):
             [name for layer in modules[stage.first_layer : stage.last_layer + 1] for name in layer]
             for stage in plan.stages
         ]
-        tp, notes = self.ranks_of(request)
-        text = "\n".join(
-            [
-                "[parallelism]",
-                f"tensor_parallel_degree = {tp}",
-                f"pipeline_parallel_degree = {len(parts)}",
-                'pipeline_parallel_schedule = "1F1B"',
-                "module_fqns_per_model_part = [",
-                *(f"  {json.dumps(part)}," for part in parts),
-                "]",
-                "",
-            ]
-        )
+        tp, notes = tensor_parallel(self.tp, request)
+        lines = [
+            "[parallelism]",
+            f"tensor_parallel_degree = {tp}",
+            f"pipeline_parallel_degree = {len(parts)}",
+            'pipeline_parallel_schedule = "1F1B"',
+            "module_fqns_per_model_part = [",
+            *(f"  {json.dumps(part)}," for part in parts),
+            "]\n",
+        ]
         micro = f"set local_batch_size to {request.micro_batches} times pipeline_parallel_microbatch_size"
-        return Exported(text, (micro, *notes))
+        return Exported("\n".join(lines), (micro, *notes))
 
     def _modules(self, names: list[str]) -> list[list[str]]:
         """Modules of each layer; the embedding, the norm and the output are added where no layer has their name."""
@@ -101,8 +98,7 @@ class _JobFields:
         if value == -1:
             return default
         if type(value) is not int or value < 1:
-            wrong = f"{path}: {value!r} is not a whole number of at least 1"
-            raise FieldError(wrong, path=path, hint="correct the file")
+            raise FieldError.at(path, f"{value!r} is not a whole number of at least 1", hint="correct the file")
         return value
 
 
@@ -111,14 +107,11 @@ class TorchtitanImporter(RequestImporter):
 
     kinds = ("split", "simulate")
 
-    device: Annotated[DeviceForm, Field(description="Device of every rank: a name, or a specification.")]
-    model: Annotated[
-        str | None, Field(description="config.json of Hugging Face; default: the flavor's dimensions.")
-    ] = None
-    dp: Annotated[
-        Count | None,
-        Field(description="Data-parallel copies; default: the degrees of the file, or 1 where they are -1."),
-    ] = None
+    device: DeviceForm = Field(description="Device of every rank: a name, or a specification.")
+    model: str | None = Field(None, description="config.json of Hugging Face; default: the flavor's dimensions.")
+    dp: Count | None = Field(
+        None, description="Data-parallel copies; default: the degrees of the file, or 1 where they are -1."
+    )
 
     def read(self, text: str, kind: str) -> Imported:
         """A request with predicted costs on ``device``."""

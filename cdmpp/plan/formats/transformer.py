@@ -81,12 +81,8 @@ class PipelineJob:
         stages = self.stages or even_stages(self.model.layers, self.pp * self.virtual)
         memory = {"memory": "recompute"} if self.recompute else {}
         forms = [stage_form(self.model, self.run, stage, self.device, **memory) for stage in stages]
-        request: dict[str, Any] = {
-            "stages": forms,
-            "micro_batches": self.micro_batches,
-            "schedule": self.schedule,
-            "ranks": self.pp,
-        }
+        sizes = {"micro_batches": self.micro_batches, "schedule": self.schedule, "ranks": self.pp}
+        request: dict[str, Any] = {"stages": forms, **sizes}
         if self.pp > 1:
             spans = [self._span(s % self.pp, (s + 1) % self.pp) for s in range(len(forms) - 1)]
             sends = [transfer_form(self.model, self.run, self.device, span) for span in spans]
@@ -165,9 +161,8 @@ class Training:
 def check_dense(model: LLMConfig) -> None:
     """Raise FieldError for a model with experts, latent attention or layers that differ: no price for training."""
     if model.experts is not None or model.latent is not None or model.mixers or model.feed_forwards:
-        what = "layers of experts" if model.experts is not None else "latent attention"
-        if model.experts is None and model.latent is None:
-            what = "layers that differ"
+        what = "latent attention" if model.latent is not None else "layers that differ"
+        what = "layers of experts" if model.experts is not None else what
         raise FieldError.at(
             "model", f"{what} cannot be imported", hint="write the layers of the request by hand (docs/pipelines.md)"
         )
@@ -182,10 +177,7 @@ def check_tensor_parallel(model: LLMConfig, tp: int, option: str) -> None:
 
 
 def layer_forms(model: LLMConfig, run: Training, transfer: Form | None = None) -> list[Form]:
-    """Layers of a ``split`` request: embedding, blocks, head.
-
-    ``transfer``: predicted cost of sending a layer's output to another rank.
-    """
+    """Layers of a ``split`` request; ``transfer``: predicted cost of sending a layer's output to another rank."""
     size = {"boundary_bytes": _boundary_bytes(model, run)}
     send = size if transfer is None else size | {"transfer": transfer}
     return [
@@ -196,11 +188,7 @@ def layer_forms(model: LLMConfig, run: Training, transfer: Form | None = None) -
 
 
 def stage_form(model: LLMConfig, run: Training, parts: Mapping[str, int], device: Any, **fields: Any) -> Form:
-    """A stage of a ``simulate`` request.
-
-    ``parts``: numbers of "embedding", "block" and "head" in this stage.
-    ``**fields``: further fields of the stage.
-    """
+    """A stage of a ``simulate`` request with numbers of "embedding", "block" and "head", and further fields."""
     costs = {"embedding": _embedding, "block": _block, "head": _head}
     stage: Form = {}
     for index, name in enumerate(("forward", "backward")):
@@ -228,10 +216,9 @@ def _boundary_bytes(model: LLMConfig, run: Training) -> float:
 
 
 def _layer(forward: Works, backward: Works) -> Form:
-    both = {"forward": forward, "backward": backward}
     return {
         name: {"programs": [{"program": program, "count": count} for program, count in works]}
-        for name, works in both.items()
+        for name, works in (("forward", forward), ("backward", backward))
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -33,7 +33,7 @@ class _Claim(BaseModel, extra="ignore", strict=True, allow_inf_nan=False):
     peak_activations: float
     rank_peak_activations: list[float] | None = None
     interval: _Interval | None = None
-    baselines: Annotated[dict[str, float], Field(min_length=1)]
+    baselines: dict[str, float] = Field(min_length=1)
     order: list[list[_Step]]
 
 
@@ -45,17 +45,8 @@ def check(request: FusedRequest, answer: Any, prices: Sequence[Prediction] = ())
     end at the claimed makespan or before. Peak memory, bound, gap and the interval must be as claimed; so must the
     baselines of cdmpp, which are scheduled again. A baseline of another name must be possible: not below the bound.
 
-    Parameters
-    ----------
-    answer : JSON value
-        Plan of any program; unknown fields are ignored.
-    prices : sequence of Prediction
-        Predictions of ``request.price_requests()``.
-
-    Raises
-    ------
-    FieldError, InfeasibleError
-        The request itself is invalid.
+    ``answer``: JSON of a plan of any program; unknown fields are ignored. ``prices``: of ``request.price_requests()``.
+    Raises FieldError or InfeasibleError: the request itself is invalid.
     """
     request.check()
     request = request.with_prices(prices)

@@ -28,16 +28,8 @@ def can_finish(groups: GroupArrays, firsts: np.ndarray, done: np.ndarray, free: 
     A micro-batch that finds memory on all ranks ahead of it runs to its end and frees what it holds; then the next
     one is tried. Within a replica the earlier micro-batch goes first.
 
-    Parameters
-    ----------
-    firsts : ndarray of int64, shape (replicas,)
-        Group of each replica's first stage that allocates memory.
-    done : ndarray of int64, shape (groups,)
-        Tasks of each group that were scheduled.
-    free : ndarray of float64, shape (ranks,)
-        Free memory of each rank; overwritten.
-    ended : ndarray of int64, shape (replicas,)
-        Overwritten.
+    ``firsts`` (replicas,): group of each replica's first stage that allocates memory. ``done`` (groups,): tasks that
+    were scheduled. ``free`` (ranks,): free memory. ``free`` and ``ended`` (replicas,) are overwritten.
     """
     if free.min() >= groups.activation.max():
         return True  # a micro-batch holds at most one activation on a rank: any of them can finish
@@ -100,30 +92,13 @@ def list_schedule(
     order and waits for each as long as needed: only so are schedules reached in which a rank idles to keep memory
     free.
 
-    Parameters
-    ----------
-    groups : GroupArrays
-        ``TaskArrays.mirrored`` schedules backwards in time.
-    window : ndarray of int64, shape (groups,)
-        Most micro-batches in flight, for groups that allocate memory.
-    limit : ndarray of float64, shape (ranks,)
-        Memory of each rank.
-    guarded : bool
-        Never start a task that would leave micro-batches waiting for each other's memory (:func:`can_finish`).
-        Needed where the limits are tight; takes a few times as long.
-    priority : ndarray of float64, shape (tasks,)
-        The least value is most urgent.
-    start : ndarray of float64, shape (tasks,)
-        Filled with the start of each task, in seconds.
-    peak : ndarray of float64, shape (ranks,)
-        Filled with the peak memory of each rank.
-    stop : ndarray of int64, shape (1,)
-        Not 0, also while this runs: end without a schedule.
+    ``groups``: ``TaskArrays.mirrored`` schedules backwards in time. ``window`` (groups,): most micro-batches in flight,
+    for groups that allocate memory. ``limit`` (ranks,): memory. ``guarded``: never start a task that would leave
+    micro-batches waiting for each other's memory (:func:`can_finish`): needed where the limits are tight, takes a few
+    times as long. ``priority`` (tasks,): the least value is most urgent. ``start`` (tasks,) and ``peak`` (ranks,) are
+    filled with seconds and peak memory. ``stop`` (1,): not 0, also while this runs: end without a schedule.
 
-    Returns
-    -------
-    float
-        The makespan in seconds; -1 on a deadlock: unguarded, or with less memory than one activation; -2: stopped.
+    Returns the makespan in seconds; -1 on a deadlock: unguarded, or with less memory than one activation; -2: stopped.
     """
     rank_groups, rank_start, rank, count, offset, duration, lag, before, after, opens, partner, activation, turn = (
         groups
@@ -260,23 +235,10 @@ def improve(
     A schedule's ends are priorities for the problem with time reversed; its starts are priorities for the plain
     one. The best schedule of all rounds is kept: the least makespan, then the least peak.
 
-    Parameters
-    ----------
-    groups, mirrored : GroupArrays
-        The problem, and the same with time reversed.
-    group, mirror : ndarray of int64, shape (tasks,)
-        As in :class:`cdmpp.plan.fused.problem.TaskArrays`.
-    windows, limits, guarded, priorities, patiences
-        As for :func:`list_schedule`, with one row per schedule.
-    rounds : int
-        Most schedules for each row.
-    starts : ndarray of float64, shape (rows, tasks)
-        Filled with start times in seconds.
-    figures : ndarray of float64, shape (rows, 3)
-        Filled with the makespan in seconds (-1: no schedule; -2: stopped before there was one), the largest peak of
-        the ranks, the sum of the peaks.
-    stop : ndarray of int64, shape (1,)
-        As for :func:`list_schedule`.
+    ``mirrored``: the groups with time reversed. ``group``, ``mirror``: of :class:`cdmpp.plan.fused.problem.TaskArrays`.
+    Other arguments are those of :func:`list_schedule`, with one row per schedule. ``rounds``: most schedules for each
+    row. ``starts`` (rows, tasks) is filled with start times, ``figures`` (rows, 3) with the makespan in seconds (-1: no
+    schedule; -2: stopped before there was one), the largest peak of the ranks, and the sum of the peaks.
     """
     tasks = len(group)
     start = np.empty(tasks)
@@ -320,20 +282,11 @@ def improve(
 
 @dataclass(frozen=True)
 class FusedSchedule:
-    """Start times of all tasks, with makespan and memory.
+    """Start times of all tasks, with makespan and memory."""
 
-    Attributes
-    ----------
-    start_s : ndarray, shape (tasks,)
-        Start of each task, in seconds.
-    peak : float
-        Largest peak memory of the ranks, in the unit of ``Model.activation``.
-    peaks_sum : float
-        Sum of the peak memory of the ranks.
-    """
-
-    start_s: Floats
+    start_s: Floats  # (tasks,)
     makespan_s: float
+    # Largest peak memory of the ranks, in the unit of ``Model.activation``, and the sum of the peaks.
     peak: float
     peaks_sum: float
 
@@ -352,19 +305,10 @@ def schedule_from(problem: FusedProblem, start_s: Floats) -> FusedSchedule:
 
 
 def greedy(problem: FusedProblem, limit: float) -> FusedSchedule | None:
-    """Greedy schedule: no rank idles while it can run a pass.
+    """Greedy schedule: no rank idles while it can run a pass. None where the memory limit leads to a deadlock.
 
-    Backward passes go first, then the earlier micro-batch, then the model of smaller index.
-
-    Parameters
-    ----------
-    limit : float
-        Memory of each rank; may be infinite.
-
-    Returns
-    -------
-    FusedSchedule or None
-        None where the memory limit leads to a deadlock.
+    Backward passes go first, then the earlier micro-batch, then the model of smaller index. ``limit``: memory of each
+    rank; may be infinite.
     """
     tasks = problem.tasks
     largest_count = float(tasks.count.max()) + 1
@@ -376,11 +320,7 @@ def greedy(problem: FusedProblem, limit: float) -> FusedSchedule | None:
 def serial_1f1b(problem: FusedProblem) -> tuple[Floats, float]:
     """Serial schedule: one model after the other, each by 1F1B, its replicas at the same time.
 
-    Returns
-    -------
-    start_s : ndarray, shape (tasks,)
-    makespan_s : float
-        The sum of (M + P - 1) (f + b) where no limit holds micro-batches back.
+    Returns start times (tasks,) and makespan: the sum of (M + P - 1) (f + b) where no limit holds micro-batches back.
     """
     starts, begin_s = {}, 0.0
     for m in problem.sequence or range(len(problem.models)):
@@ -423,8 +363,6 @@ def lower_bound_s(problem: FusedProblem) -> float:
     first task and the shortest tail, and the total work over the ranks. With a memory limit, :func:`memory_bound_s`
     holds as well.
 
-    Notes
-    -----
     A task's release assumes no order of passes. Micro-batch ``i`` (counted from 0) of a stage cannot start its
     forward pass before ``i`` others have run theirs there. Its backward pass cannot end on the last stage before
     ``i + 1`` micro-batches have run both passes there. Tails follow the same argument in reversed time.

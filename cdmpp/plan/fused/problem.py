@@ -17,30 +17,17 @@ Direction = Literal["down", "up"]
 
 @dataclass(frozen=True)
 class Model:
-    """A pipeline-parallel model with equal stages; each micro-batch runs forward through all, then backward.
-
-    Attributes
-    ----------
-    micro_batches : int
-        Number of micro-batches of each replica.
-    forward_s, backward_s : float
-        Seconds of one stage for one micro-batch, > 0.
-    direction : {"down", "up"}
-        Stage 0 of replica 0 is on rank 0 (down) or on the last rank (up).
-    activation : float
-        Memory that a stage holds for a micro-batch, from the start of its forward pass to the end of its backward
-        pass, in any unit.
-    transfer_s : float
-        Seconds from the end of a stage's pass to the start of the next stage's, and for the gradient back.
-    """
+    """A pipeline-parallel model with equal stages; each micro-batch runs forward through all, then backward."""
 
     stages: int
-    micro_batches: int
+    micro_batches: int  # of each replica
+    # Seconds of one stage for one micro-batch, > 0.
     forward_s: float
     backward_s: float
-    direction: Direction = "down"
+    direction: Direction = "down"  # stage 0 of replica 0 is on rank 0 (down) or on the last rank (up)
+    # Memory that a stage holds for a micro-batch, from its forward pass to the end of its backward pass, in any unit.
     activation: float = 1.0
-    transfer_s: float = 0.0
+    transfer_s: float = 0.0  # from the end of a stage's pass to the start of the next stage's; the gradient's back
 
 
 @dataclass(frozen=True)
@@ -51,30 +38,18 @@ class FusedProblem:
     ``c`` is on rank ``c * stages + s`` ("down") or ``ranks - 1 - (c * stages + s)`` ("up"). A transfer delays
     only the pass that waits for it.
 
-    Parameters
-    ----------
-    max_activations : float, optional
-        Memory limit of each rank, in the unit of ``Model.activation``.
-    sequence : tuple of int, optional
-        Models in the order in which every rank runs them, one after the other; None: their passes may be mixed.
-
-    Raises
-    ------
-    FieldError
-        The stages of a model do not divide the ranks.
-    InfeasibleError
-        A single activation is larger than the limit.
-
-    Notes
-    -----
     A *group* holds the tasks of all micro-batches of one (model, replica, stage, pass). Micro-batches are equal, so
     running a group's tasks in micro-batch order loses nothing: a schedule is a sequence of groups for each rank.
     Task ``i`` of group ``g`` has the number ``offset[g] + i``.
+
+    Raises FieldError: the stages of a model do not divide the ranks.
+    Raises InfeasibleError: a single activation is larger than the limit.
     """
 
     ranks: int
     models: tuple[Model, ...]
-    max_activations: float | None = None
+    max_activations: float | None = None  # memory limit of each rank, in the unit of ``Model.activation``
+    # Models in the order in which every rank runs them, one after the other; None: their passes may be mixed.
     sequence: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -109,62 +84,31 @@ class FusedProblem:
 
 
 class GroupArrays(NamedTuple):
-    """Arrays that the compiled list scheduler reads, in one direction of time.
+    """Arrays that the compiled list scheduler reads, in one direction of time; all but the first two are (groups,)."""
 
-    Attributes
-    ----------
-    rank_groups, rank_start : ndarray of int64
-        Groups of rank r: ``rank_groups[rank_start[r]:rank_start[r + 1]]``.
-    rank, size, offset : ndarray of int64, shape (groups,)
-        Rank, number of tasks, and number of the first task.
-    duration : ndarray of float64, shape (groups,)
-        Seconds of a task.
-    lag : ndarray of float64, shape (groups,)
-        Seconds from the end of the same micro-batch's previous task to the start at the earliest.
-    before, after : ndarray of int64, shape (groups,)
-        Group of the same micro-batch's previous and next task; -1 where there is none.
-    opens : ndarray of bool, shape (groups,)
-        Whether a task allocates memory (the forward pass) or frees it.
-    partner : ndarray of int64, shape (groups,)
-        Group of the other pass of the same stage.
-    activation : ndarray of float64, shape (groups,)
-        Memory that a task allocates or frees.
-    turn : ndarray of int64, shape (groups,)
-        A rank begins a turn when all its tasks of those before have ended.
-    """
-
+    # Groups of rank r: ``rank_groups[rank_start[r]:rank_start[r + 1]]``.
     rank_groups: np.ndarray
     rank_start: np.ndarray
     rank: np.ndarray
-    size: np.ndarray
-    offset: np.ndarray
-    duration: np.ndarray
-    lag: np.ndarray
+    size: np.ndarray  # number of tasks
+    offset: np.ndarray  # number of the first task
+    duration: np.ndarray  # seconds of a task
+    lag: np.ndarray  # seconds from the end of the same micro-batch's previous task to the start at the earliest
+    # Group of the same micro-batch's previous and next task; -1 where there is none.
     before: np.ndarray
     after: np.ndarray
-    opens: np.ndarray
-    partner: np.ndarray
-    activation: np.ndarray
-    turn: np.ndarray
+    opens: np.ndarray  # bool: whether a task allocates memory (the forward pass) or frees it
+    partner: np.ndarray  # group of the other pass of the same stage
+    activation: np.ndarray  # memory that a task allocates or frees
+    turn: np.ndarray  # a rank begins a turn when all its tasks of those before have ended
 
 
 class TaskArrays:
     """Groups of tasks as arrays, one entry per group; see :class:`FusedProblem` and :class:`GroupArrays`.
 
-    Attributes
-    ----------
-    arrays, mirrored : GroupArrays
-        The groups, and the same with time reversed.
-    rank, replica, model, stage, count, offset, before, after : ndarray of int64, shape (groups,)
-    forward : ndarray of bool, shape (groups,)
-    duration, activation, lag : ndarray of float64, shape (groups,)
-    head, tail : ndarray of float64, shape (groups,)
-        Seconds of a micro-batch's tasks and transfers before and after the group's.
-    partner : ndarray of int64, shape (groups,)
-    group, index : ndarray of int64, shape (tasks,)
-        Group of each task, and its micro-batch.
-    mirror : ndarray of int64, shape (tasks,)
-        Number of the task that takes a task's place when time is reversed.
+    ``arrays``, ``mirrored``: the groups, and the same with time reversed. ``head``, ``tail`` (groups,): seconds of a
+    micro-batch's tasks and transfers before and after the group's. ``group``, ``index`` (tasks,): group of each task,
+    and its micro-batch. ``mirror`` (tasks,): number of the task that takes a task's place when time is reversed.
     """
 
     def __init__(self, problem: FusedProblem) -> None:
@@ -234,21 +178,9 @@ class TaskArrays:
 
 
 def run_orders(problem: FusedProblem, orders: Sequence[Sequence[int] | np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Start and end of every task in seconds when each rank runs its tasks in order, as early as possible.
+    """Start and end (tasks,) in seconds when each rank runs the tasks of its order as early as possible.
 
-    Parameters
-    ----------
-    orders : sequence of sequence of int
-        Numbers of the tasks of each rank.
-
-    Returns
-    -------
-    start_s, end_s : ndarray of float64, shape (tasks,)
-
-    Raises
-    ------
-    FieldError
-        Deadlock: each rank waits for another.
+    Raises FieldError: deadlock: each rank waits for another.
     """
     tasks = problem.tasks
     later = np.flatnonzero(tasks.earlier() >= 0)

@@ -36,8 +36,6 @@ from cdmpp.utils.units import format_latency
 MAX_ACTIVATION = 1e12
 #: Largest ratio between two costs of one request: below it, sums of costs lose none of them to rounding.
 MAX_RATIO = 1e9
-
-
 #: Cost of a model's forward pass, backward pass and transfer.
 Costs = tuple[Cost, Cost, Cost]
 
@@ -45,33 +43,30 @@ Costs = tuple[Cost, Cost, Cost]
 class ModelForm(Closed):
     """One model. Each of its two costs is given in seconds, or predicted from the programs of one stage."""
 
-    stages: Annotated[
-        Count,
-        Field(description="Number of equal stages; divides the ranks, which the model's replicas fill side by side."),
-    ]
-    micro_batches: Annotated[Count, Field(description="Number of micro-batches of each replica.")]
-    forward_s: Annotated[PositiveSeconds | None, Field(description="Seconds of a stage for one micro-batch.")] = None
+    stages: Count = Field(
+        description="Number of equal stages; divides the ranks, which the model's replicas fill side by side."
+    )
+    micro_batches: Count = Field(description="Number of micro-batches of each replica.")
+    forward_s: PositiveSeconds | None = Field(None, description="Seconds of a stage for one micro-batch.")
     backward_s: PositiveSeconds | None = None
-    forward: Annotated[
-        PredictedCost | None, Field(description="Instead of forward_s: the programs of a stage's forward pass.")
-    ] = None
+    forward: PredictedCost | None = Field(
+        None, description="Instead of forward_s: the programs of a stage's forward pass."
+    )
     backward: PredictedCost | None = None
-    transfer_s: Annotated[
-        Seconds, Field(description="Seconds from one stage to the next for a micro-batch, and for the gradient back.")
-    ] = 0.0
-    transfer: Annotated[
-        PredictedCost | None, Field(description="Predicted, instead of transfer_s: such as a send_recv.")
-    ] = None
-    direction: Annotated[
-        Literal["down", "up"], Field(description="Stage 0 of replica 0 is on rank 0 (down) or on the last rank (up).")
-    ] = "down"
-    activation: Annotated[
-        float, Field(gt=0, le=MAX_ACTIVATION, description="Memory that a stage holds for a micro-batch, in any unit.")
-    ] = 1.0
-    activation_bytes: Annotated[
-        Annotated[float, Field(gt=0, le=MAX_ACTIVATION)] | None, Field(description="The same in bytes.")
-    ] = None
-    weight_bytes: Annotated[Bytes, Field(description="Weights, gradients and optimizer states of a stage.")] = 0.0
+    transfer_s: Seconds = Field(
+        0.0, description="Seconds from one stage to the next for a micro-batch, and for the gradient back."
+    )
+    transfer: PredictedCost | None = Field(None, description="Predicted, instead of transfer_s: such as a send_recv.")
+    direction: Literal["down", "up"] = Field(
+        "down", description="Stage 0 of replica 0 is on rank 0 (down) or on the last rank (up)."
+    )
+    activation: float = Field(
+        1.0, gt=0, le=MAX_ACTIVATION, description="Memory that a stage holds for a micro-batch, in any unit."
+    )
+    activation_bytes: Annotated[float, Field(gt=0, le=MAX_ACTIVATION)] | None = Field(
+        None, description="The same in bytes."
+    )
+    weight_bytes: Bytes = Field(0.0, description="Weights, gradients and optimizer states of a stage.")
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
@@ -93,15 +88,15 @@ class StageCost(Row):
 
     forward_s: float
     backward_s: float
-    transfer_s: Annotated[float, Field(exclude_if=lambda seconds: seconds == 0)] = 0.0
+    transfer_s: float = Field(0.0, exclude_if=lambda seconds: seconds == 0)
 
 
 class FusedPass(Row):
     """One pass of a micro-batch on a rank; rank, model and copy determine its stage."""
 
-    model: Annotated[int, Field(description="Index of the model in the request.")]
-    copy_: Annotated[int, Field(alias="copy", description="Index of the model's replica.")]
-    pass_: Annotated[Literal["F", "B"], Field(alias="pass")]
+    model: int = Field(description="Index of the model in the request.")
+    copy_: int = Field(alias="copy", description="Index of the model's replica.")
+    pass_: Literal["F", "B"] = Field(alias="pass")
     micro_batch: int
     start_s: float
     end_s: float
@@ -112,20 +107,17 @@ class FusedPlan(Plan):
 
     makespan_s: float
     lower_bound_s: float
-    peak_activations: Annotated[
-        float,
-        Field(description="Peak memory of all ranks; held from a forward pass's start to its backward pass's end."),
-    ]
-    rank_peak_activations: Annotated[list[float], Field(description="Peak memory of each rank.")]
-    interval: Annotated[
-        Interval | None, Field(description="Makespan of the same order; null where all costs are given.")
-    ]
-    costs: Annotated[list[StageCost], Field(description="Costs of each model.")]
-    steps: Annotated[int, Field(description="Schedules that the search evaluated.")]
-    order: Annotated[list[list[FusedPass]], Field(description="Passes of each rank, in order.")]
-    execution: Annotated[
-        Execution | None, Field(description="With executable.", exclude_if=lambda execution: execution is None)
-    ] = None
+    peak_activations: float = Field(
+        description="Peak memory of all ranks; held from a forward pass's start to its backward pass's end."
+    )
+    rank_peak_activations: list[float] = Field(description="Peak memory of each rank.")
+    interval: Interval | None = Field(description="Makespan of the same order; null where all costs are given.")
+    costs: list[StageCost] = Field(description="Costs of each model.")
+    steps: int = Field(description="Schedules that the search evaluated.")
+    order: list[list[FusedPass]] = Field(description="Passes of each rank, in order.")
+    execution: Execution | None = Field(
+        None, description="With executable.", exclude_if=lambda execution: execution is None
+    )
 
     def sequence(self) -> list[int] | None:
         """Models in the order in which every rank runs them, one after the other; None where passes are mixed."""
@@ -154,19 +146,16 @@ class FusedPlan(Plan):
 class FusedRequest(Request[FusedPlan]):
     """A schedule of one or more models that train at once on the same ranks (RLHFuse's fused pipelines)."""
 
-    models: Annotated[list[ModelForm], Field(min_length=1)]
+    models: list[ModelForm] = Field(min_length=1)
     ranks: Count
-    max_activations: Annotated[
-        Annotated[float, Field(gt=0, le=MAX_ACTIVATION)] | None,
-        Field(description="Memory limit of each rank, in the unit of `activation`."),
-    ] = None
-    memory_bytes: Annotated[
-        PositiveBytes | None,
-        Field(
-            description="Memory of a rank, where all models have activation_bytes; null: that of the device of their "
-            "costs."
-        ),
-    ] = None
+    max_activations: Annotated[float, Field(gt=0, le=MAX_ACTIVATION)] | None = Field(
+        None, description="Memory limit of each rank, in the unit of `activation`."
+    )
+    memory_bytes: PositiveBytes | None = Field(
+        None,
+        description="Memory of a rank, where all models have activation_bytes; null: that of the device of their "
+        "costs.",
+    )
     executable: Executable = False
     budget_s: Budget = 1.0
     seed: Seed = 0
@@ -199,50 +188,28 @@ class FusedRequest(Request[FusedPlan]):
         if self.models[0].activation_bytes is None:
             kept = "" if self.max_activations is None else "; max_activations is kept"
             return [f"the models have no activation_bytes{kept}"]
-        return (
-            ["no cost names a device of known capacity (memory_bytes)"] if self._limit_bytes == UNLIMITED_BYTES else []
-        )
+        known = self._limit_bytes < UNLIMITED_BYTES
+        return [] if known else ["no cost names a device of known capacity (memory_bytes)"]
 
     def costs(self) -> list[Costs]:
         """Forward and backward cost of a stage of each model, and that of a transfer; the request must be resolved."""
         return [model.costs() for model in self.models]
 
     def problem(self, figure: Figure = "latency_s") -> FusedProblem:
-        """The scheduling problem; the request must be resolved.
-
-        Parameters
-        ----------
-        figure : {"latency_s", "lower_s", "upper_s"}
-            Which figure of the costs to use: the prediction or one of its bounds.
-
-        Raises
-        ------
-        FieldError, InfeasibleError
-        """
+        """The scheduling problem with one figure of the costs; the request must be resolved."""
         return self._problem([tuple(getattr(cost, figure) for cost in costs) for costs in self.costs()])
 
     def _problem(self, seconds: Sequence[tuple[float, ...]]) -> FusedProblem:
         models = tuple(
-            Model(
-                form.stages,
-                form.micro_batches,
-                forward_s,
-                backward_s,
-                form.direction,
-                form.activation_bytes or form.activation,
-                transfer_s,
-            )
-            for form, (forward_s, backward_s, transfer_s) in zip(self.models, seconds, strict=True)
+            Model(form.stages, form.micro_batches, f, b, form.direction, form.activation_bytes or form.activation, sent)
+            for form, (f, b, sent) in zip(self.models, seconds, strict=True)
         )
         return FusedProblem(self.ranks, models, self._max_activations())
 
     def _max_activations(self) -> float | None:
         """Limit of a rank's activations: the given one, and what the weights leave of its memory.
 
-        Raises
-        ------
-        InfeasibleError
-            The weights and one micro-batch do not fit.
+        Raises InfeasibleError: the weights and one micro-batch do not fit.
         """
         if self.ignore_memory:
             return None

@@ -59,20 +59,12 @@ _PATIENCE_STEPS, _BUDGET_SHARE = 8000, 0.5
 
 @dataclass(frozen=True)
 class FusedSearchResult:
-    """Best schedule of a search, with bound and baselines.
-
-    Attributes
-    ----------
-    baselines : dict of str to float
-        Makespans of simpler schedules under the same memory limit, in seconds.
-    steps : int
-        Candidates that were scheduled and improved.
-    """
+    """Best schedule of a search, with bound and baselines."""
 
     schedule: FusedSchedule
     lower_bound_s: float
-    baselines: dict[str, float]
-    steps: int
+    baselines: dict[str, float]  # makespans of simpler schedules under the same memory limit, in seconds
+    steps: int  # candidates that were scheduled and improved
 
 
 def search(
@@ -85,18 +77,9 @@ def search(
 ) -> FusedSearchResult:
     """Search for a schedule of least makespan and, among those found, of least peak memory.
 
-    Parameters
-    ----------
-    control : SearchControl, optional
-        Budget; without one the search ends after ``max_steps`` or :data:`_PATIENCE_STEPS` steps without success.
-    max_steps : int, optional
-        Candidates to schedule. Where these end the search, not the budget, equal calls give equal results.
-    on_progress : callable, optional
-        Called with the best result so far after each iteration.
-
-    Notes
-    -----
-    The search ends early when the makespan equals its lower bound and the memory has stopped falling.
+    It ends early when the makespan equals its lower bound and the memory has stopped falling; without a ``control``
+    after ``max_steps`` candidates or :data:`_PATIENCE_STEPS` steps without success. Where ``max_steps`` end it, not the
+    budget, equal calls give equal results. ``on_progress``: called with the best result so far after each iteration.
     """
     control = control or SearchControl()
     _compile()
@@ -263,12 +246,7 @@ def _improve(
 class Proposals:
     """Random priorities (shape (tasks,), least value first) and windows (shape (groups,)).
 
-    Parameters
-    ----------
-    bound_s : float
-        Lower bound of the makespan in seconds: the scale of times.
-    limit : float
-        Memory of each rank; may be infinite.
+    ``bound_s``: lower bound of the makespan: the scale of times. ``limit``: memory of each rank; may be infinite.
     """
 
     def __init__(self, problem: FusedProblem, bound_s: float, limit: float, rng: np.random.Generator) -> None:
@@ -519,13 +497,8 @@ def draw(request: FusedRequest, plan: FusedPlan) -> Figure:
     figure = new_figure(12, 1.6 + 0.28 * len(plan.order))
     timeline, memory = figure.subplots(1, 2, sharey=True, width_ratios=[8, 1])
     colours = pass_colours(range(len(request.models)))
-    draw_passes(
-        timeline,
-        plan.order,
-        lambda step: colours[step.model, step.pass_],
-        plan.makespan_s,
-        lower_bound=plan.lower_bound_s,
-    )
+    marks = {"lower_bound": plan.lower_bound_s}
+    draw_passes(timeline, plan.order, lambda step: colours[step.model, step.pass_], plan.makespan_s, **marks)
     memory.barh(range(len(plan.order)), plan.rank_peak_activations, color=GREY)
     memory.set_xlabel("peak activations")
     names = [f"model {m} ({model.direction}) {way}" for m, model in enumerate(request.models) for way in WAYS]

@@ -194,9 +194,8 @@ def relax(program: LinearProgram, effort: Effort) -> SolverOutcome:
 
 
 def branch(program: LinearProgram, start: Levels | None, effort: Effort, listen: Listener) -> SolverOutcome:
-    """Solve a program by branch and bound.
+    """Solve a program by branch and bound from ``start`` (ignored where it breaks a row).
 
-    ``start``: levels to begin with; ignored where they break a row.
     ``listen``: called for every better solution, and regularly in between.
     """
     highs = _load(program, effort, integer=True)
@@ -205,12 +204,8 @@ def branch(program: LinearProgram, start: Levels | None, effort: Effort, listen:
         values = np.concatenate([np.arange(len(x)) == level for x, level in zip(program.x, start, strict=True)])
         highs.setSolution(len(columns), columns, values.astype(np.float64))
     _run(highs, effort, listen)
-    solution = highs.getSolution()
-    return SolverOutcome(
-        np.array(solution.col_value) if solution.value_valid else None,
-        float(highs.getInfo().mip_dual_bound),
-        _is_optimal(highs),
-    )
+    solution, bound = highs.getSolution(), float(highs.getInfo().mip_dual_bound)
+    return SolverOutcome(np.array(solution.col_value) if solution.value_valid else None, bound, _is_optimal(highs))
 
 
 def _load(program: LinearProgram, effort: Effort, integer: bool) -> Any:
@@ -439,11 +434,7 @@ def minimise_memory(costs: DeviceCosts, control: SearchControl | None = None) ->
 def minimise_time(
     costs: DeviceCosts, start: Levels, enough_s: float = 0.0, control: SearchControl | None = None
 ) -> Solution:
-    """The shortest iteration within the memory limit; ends once one of at most ``enough_s`` is found.
-
-    ``start``: levels within the memory limit.
-    ``enough_s``: seconds.
-    """
+    """The shortest iteration within the memory limit, from levels within it; ends once it takes ``enough_s``."""
     best = Solution(list(start), Pricing(costs, start).iteration_s, 0.0)
     unit_s = best.objective
     if unit_s <= enough_s:

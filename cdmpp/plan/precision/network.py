@@ -59,13 +59,12 @@ def indicator(
     errors.
     """
     total = max(depths.values(), default=0)
-    out: dict[str, dict[str, float]] = {}
-    for name, statistics in tensors.items():
-        out[name] = {}
-        for dtype in dtypes:
-            forward, backward = variances(statistics, dtype)
-            out[name][dtype] = gamma * (total - depths[name]) * forward + depths[name] * backward
-    return out
+
+    def error(name: str, dtype: str) -> float:
+        forward, backward = variances(tensors[name], dtype)
+        return gamma * (total - depths[name]) * forward + depths[name] * backward
+
+    return {name: {dtype: error(name, dtype) for dtype in dtypes} for name in tensors}
 
 
 @dataclass(frozen=True)
@@ -100,14 +99,8 @@ def read_network(request: PrecisionRequest) -> Network:
         _check_sources(position, operator)
     positions = _topological_order(operators, index)
     ordered = [operators[position] for position in positions]
-    network = Network(
-        devices,
-        ordered,
-        positions,
-        {operator.id: i for i, operator in enumerate(ordered)},
-        _sensitivities(ordered, request.gamma),
-        request.ignore_memory,
-    )
+    by_id, errors = {operator.id: i for i, operator in enumerate(ordered)}, _sensitivities(ordered, request.gamma)
+    network = Network(devices, ordered, positions, by_id, errors, request.ignore_memory)
     _check_levels(network)
     return network
 
@@ -120,12 +113,8 @@ def _sensitivities(operators: Sequence[OperatorForm], gamma: float) -> list[dict
     statistics = {op.id: op.statistics for op in operators if op.statistics is not None}
     # Operators without statistics count in the depths too.
     computed = indicator(statistics, depths, BASIC_DTYPES, gamma)
-    errors: list[dict[str, float]] = []
-    for operator in operators:
-        form = operator.sensitivity
-        given = form.model_dump(exclude_none=True) if form is not None else {}
-        errors.append(computed.get(operator.id, {"float32": 0.0, **given}))
-    return errors
+    given = [op.sensitivity.model_dump(exclude_none=True) if op.sensitivity is not None else {} for op in operators]
+    return [computed.get(op.id, {"float32": 0.0, **errors}) for op, errors in zip(operators, given, strict=True)]
 
 
 def _check_levels(network: Network) -> None:

@@ -140,14 +140,8 @@ class Pricing:
     @property
     def casts_s(self) -> float:
         """Seconds of an iteration spent on casts between neighbours."""
-        at = self.levels
-        return float(
-            sum(
-                edge.forward_s[at[edge.producer], at[edge.consumer]]
-                + edge.backward_s[at[edge.producer], at[edge.consumer]]
-                for edge in self.costs.edges
-            )
-        )
+        pairs = [(edge, (self.levels[edge.producer], self.levels[edge.consumer])) for edge in self.costs.edges]
+        return float(sum(edge.forward_s[pair] + edge.backward_s[pair] for edge, pair in pairs))
 
     def _price_operator(self, i: int) -> None:
         self._own[i] = self.costs.own_bytes[i][self.levels[i]]
@@ -192,10 +186,7 @@ def heap(costs: DeviceCosts, start: Levels, limit_s: float) -> Levels:
     """Raise one operator by one level at a time, largest reduction of the error first.
 
     A raise that breaks a limit is rejected, and its operator is not tried again. No raise is taken back, so the
-    order decides.
-
-    ``start``: levels within the limits.
-    ``limit_s``: time limit of an iteration.
+    order decides. ``start``: levels within the limits.
     """
     priced = Pricing(costs, start)
     candidates: list[tuple[float, int]] = []

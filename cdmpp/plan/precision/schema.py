@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, PrivateAttr, computed_field
@@ -51,7 +51,7 @@ class CastForm(Closed):
 
     source: DType
     target: DType
-    s_per_element: Annotated[float, Field(ge=0, le=1.0)]
+    s_per_element: float = Field(ge=0, le=1.0)
     overhead_s: Seconds = 0.0
 
 
@@ -59,30 +59,23 @@ class DeviceLine(Closed):
     """Equal workers of one data-parallel job."""
 
     name: Name
-    device: Annotated[
-        DeviceForm | None, Field(description="Prices the operators' programs; scales the measured casts.")
-    ] = None
+    device: DeviceForm | None = Field(None, description="Prices the operators' programs; scales the measured casts.")
     backend: Backend | None = None
     protocol: Protocol = DEFAULT_PROTOCOL
     framework: Framework | None = None
     workers: Annotated[int, Field(ge=1, le=100_000), WholeNumber] = 1
-    dtypes: Annotated[list[DType], Field(min_length=1, max_length=4, description="Types that it computes in.")]
-    memory_bytes: Annotated[
-        Annotated[float, Field(gt=0, le=MAX_BYTES)] | None,
-        Field(description="Memory limit; null: that of `device`, where it is published."),
-    ] = None
-    base_bytes: Annotated[
-        float, Field(ge=0, le=MAX_BYTES, description="Taken by the context, the workspace and the like.")
-    ] = 0.0
-    update_s: Annotated[Seconds, Field(description="Optimizer step, after all gradients.")] = 0.0
-    casts: Annotated[
-        list[CastForm] | None,
-        Field(
-            max_length=12,
-            description="Cost for each pair of types that meets; null: as measured on a CPU, scaled to the memory "
-            "bandwidth of `device` where it is given.",
-        ),
-    ] = None
+    dtypes: list[DType] = Field(min_length=1, max_length=4, description="Types that it computes in.")
+    memory_bytes: Annotated[float, Field(gt=0, le=MAX_BYTES)] | None = Field(
+        None, description="Memory limit; null: that of `device`, where it is published."
+    )
+    base_bytes: float = Field(0.0, ge=0, le=MAX_BYTES, description="Taken by the context, the workspace and the like.")
+    update_s: Seconds = Field(0.0, description="Optimizer step, after all gradients.")
+    casts: list[CastForm] | None = Field(
+        None,
+        max_length=12,
+        description="Cost for each pair of types that meets; null: as measured on a CPU, scaled to the memory "
+        "bandwidth of `device` where it is given.",
+    )
 
 
 class GivenCost(Closed):
@@ -98,8 +91,8 @@ class TensorForm(Closed):
     """A tensor's number of elements, squared Euclidean norm and largest magnitude."""
 
     elements: Elements
-    norm2: Annotated[float, Field(ge=0, le=1e30)]
-    max_abs: Annotated[float, Field(ge=0, le=1e15)]
+    norm2: float = Field(ge=0, le=1e30)
+    max_abs: float = Field(ge=0, le=1e15)
 
     def step(self, dtype: str) -> float:
         """Distance of neighbouring values of a type near the tensor's typical magnitude."""
@@ -136,23 +129,21 @@ class OperatorForm(Closed):
     """
 
     id: Name
-    deps: Annotated[list[Name], Field(default_factory=list, description="Operators whose output it reads.")]
+    deps: list[Name] = Field(default_factory=list, description="Operators whose output it reads.")
     output_elements: Elements
     weight_elements: Elements = 0
-    kept_elements: Annotated[
-        Elements, Field(description="Kept for the backward pass besides the inputs from other operators.")
-    ] = 0
-    dtypes: Annotated[
-        list[DType] | None, Field(min_length=1, max_length=4, description="null: all types of the device.")
-    ] = None
-    costs: Annotated[list[GivenCost] | None, Field(min_length=1, max_length=32)] = None
-    forward: Annotated[
-        list[Work] | None, Field(description="Operator objects; their dtype is replaced by each type in turn.")
-    ] = None
+    kept_elements: Elements = Field(
+        0, description="Kept for the backward pass besides the inputs from other operators."
+    )
+    dtypes: list[DType] | None = Field(None, min_length=1, max_length=4, description="null: all types of the device.")
+    costs: list[GivenCost] | None = Field(None, min_length=1, max_length=32)
+    forward: list[Work] | None = Field(
+        None, description="Operator objects; their dtype is replaced by each type in turn."
+    )
     backward: list[Work] | None = None
-    backward_factor: Annotated[
-        float | None, Field(ge=0, le=100, description="Backward seconds over forward seconds, instead.")
-    ] = None
+    backward_factor: float | None = Field(
+        None, ge=0, le=100, description="Backward seconds over forward seconds, instead."
+    )
     sensitivity: SensitivityForm | None = None
     statistics: StatisticsForm | None = None
 
@@ -160,35 +151,35 @@ class OperatorForm(Closed):
 class BucketForm(Closed):
     """Gradients that are exchanged together."""
 
-    operators: Annotated[list[Name], Field(min_length=1)]
-    duration_s: Annotated[
-        Seconds | None, Field(description="null: a ring all-reduce of their float32 gradients over the link.")
-    ] = None
+    operators: list[Name] = Field(min_length=1)
+    duration_s: Seconds | None = Field(
+        None, description="null: a ring all-reduce of their float32 gradients over the link."
+    )
 
 
 class ExchangeForm(Closed):
     """Exchange of gradients. They stay float32, whatever the operators compute in."""
 
     link: LinkForm | None = None
-    bucket_bytes: Annotated[
-        float, Field(gt=0, le=MAX_BYTES, description="Where no buckets are given: filled in backward order.")
-    ] = 26_214_400.0
-    buckets: Annotated[list[BucketForm] | None, Field(min_length=1)] = None
+    bucket_bytes: float = Field(
+        26_214_400.0, gt=0, le=MAX_BYTES, description="Where no buckets are given: filled in backward order."
+    )
+    buckets: list[BucketForm] | None = Field(None, min_length=1)
 
 
 class DevicePlan(Row):
     """One device's part of the plan."""
 
     name: str
-    dtypes: Annotated[dict[str, DType], Field(description="By operator, in the order of computation.")]
-    iteration_s: Annotated[float, Field(description="As far as this device decides it.")]
+    dtypes: dict[str, DType] = Field(description="By operator, in the order of computation.")
+    iteration_s: float = Field(description="As far as this device decides it.")
     compute_s: float
-    casts_s: Annotated[float, Field(description="Part of compute_s: casts between neighbours.")]
+    casts_s: float = Field(description="Part of compute_s: casts between neighbours.")
     memory_bytes: float
     memory_limit_bytes: float | None
-    sensitivity: Annotated[float, Field(description="Of one worker.")]
+    sensitivity: float = Field(description="Of one worker.")
     lower_bound: float
-    proven: Annotated[bool, Field(description="No plan within the limits has a smaller sensitivity.")]
+    proven: bool = Field(description="No plan within the limits has a smaller sensitivity.")
     cast_source: CastSource
 
 
@@ -199,7 +190,7 @@ class RejectedRaise(Row):
     operator: str
     source: DType
     target: DType
-    reduction: Annotated[float, Field(description="Of the error of one worker.")]
+    reduction: float = Field(description="Of the error of one worker.")
     breaks: BrokenLimit
     iteration_s: float
     memory_bytes: float
@@ -211,8 +202,8 @@ class BaselinePlan(Row):
     name: str
     sensitivity: float
     iteration_s: float
-    memory_bytes: Annotated[dict[str, float], Field(description="By device.")]
-    feasible: Annotated[bool, Field(description="Within all limits; only then it is among `baselines`.")]
+    memory_bytes: dict[str, float] = Field(description="By device.")
+    feasible: bool = Field(description="Within all limits; only then it is among `baselines`.")
 
 
 class PrecisionPlan(Plan):
@@ -224,14 +215,12 @@ class PrecisionPlan(Plan):
     sensitivity: float
     lower_bound: float
     iteration_s: float
-    iteration_lower_s: Annotated[float, Field(description="With all costs at their lower bounds.")]
+    iteration_lower_s: float = Field(description="With all costs at their lower bounds.")
     iteration_upper_s: float
     iteration_limit_s: float
-    limit_of: Annotated[
-        Literal["request", "start"], Field(description="start: time of the fastest plan of one type that fits.")
-    ]
+    limit_of: Literal["request", "start"] = Field(description="start: time of the fastest plan of one type that fits.")
     devices: list[DevicePlan]
-    rejected: Annotated[list[RejectedRaise], Field(description="Largest reduction first.")]
+    rejected: list[RejectedRaise] = Field(description="Largest reduction first.")
     baseline_plans: list[BaselinePlan]
 
     @computed_field(  # type: ignore[prop-decorator]
@@ -273,18 +262,13 @@ class PrecisionPlan(Plan):
         if len(names) > _MAX_ROWS:
             out.append(Table.lines(f"... and {len(names) - _MAX_ROWS} more (--json lists all)"))
         out.append(Table.lines(*map(_device_line, self.devices)))
-        rows = [
-            (
-                plan.name,
-                f"{plan.sensitivity:.6g}",
-                format_latency(plan.iteration_s),
-                "" if plan.feasible else "breaks a limit",
-            )
-            for plan in self.baseline_plans
-        ]
-        out.append(Table(("baseline", "sensitivity", "iteration", ""), rows, right=(1, 2)))
-        out.append(Table.lines(*self.explanation[1:]))
-        return out
+        columns: dict[str, Callable[[BaselinePlan], str]] = {
+            "baseline": lambda plan: plan.name,
+            "sensitivity": lambda plan: f"{plan.sensitivity:.6g}",
+            "iteration": lambda plan: format_latency(plan.iteration_s),
+            "": lambda plan: "" if plan.feasible else "breaks a limit",
+        }
+        return [*out, Table.of(self.baseline_plans, columns, (1, 2)), Table.lines(*self.explanation[1:])]
 
 
 def _device_line(device: DevicePlan) -> str:
@@ -302,16 +286,14 @@ class PrecisionRequest(Request[PrecisionPlan]):
     The sum of the sensitivities is minimised within each device's memory and the iteration's time.
     """
 
-    devices: Annotated[list[DeviceLine], Field(min_length=1)]
-    operators: Annotated[list[OperatorForm], Field(min_length=1)]
-    communication: Annotated[ExchangeForm | None, Field(description="Exchange of gradients; null: takes no time.")] = (
-        None
+    devices: list[DeviceLine] = Field(min_length=1)
+    operators: list[OperatorForm] = Field(min_length=1)
+    communication: ExchangeForm | None = Field(None, description="Exchange of gradients; null: takes no time.")
+    iteration_limit_s: PositiveSeconds | None = Field(
+        None, description="null: time of the fastest plan of one type that fits into memory."
     )
-    iteration_limit_s: Annotated[
-        PositiveSeconds | None, Field(description="null: time of the fastest plan of one type that fits into memory.")
-    ] = None
-    optimizer_bytes_per_weight: Annotated[float, Field(ge=0, le=1000)] = 8.0
-    gamma: Annotated[float, Field(ge=0, le=1e12, description="Weight of forward errors in the indicator.")] = 1.0
+    optimizer_bytes_per_weight: float = Field(8.0, ge=0, le=1000)
+    gamma: float = Field(1.0, ge=0, le=1e12, description="Weight of forward errors in the indicator.")
     seed: Seed = 0
     budget_s: Budget = 1.0
     max_steps: MaxSteps = None

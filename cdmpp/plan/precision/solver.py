@@ -50,22 +50,17 @@ if TYPE_CHECKING:
 
 
 def within_memory(costs: DeviceCosts, d: int, control: SearchControl) -> Levels:
-    """Fewest bits where they fit; else the levels of least memory.
-
-    ``d``: index of the device in the request.
-    Raises InfeasibleError: no levels fit.
-    """
+    """Fewest bits where they fit; else the levels of least memory. Raises InfeasibleError: none fit device ``d``."""
     start = lowest(costs)
     if Pricing(costs, start).memory_bytes <= costs.memory_bytes:
         return start
     least = minimise_memory(costs, control)
     if least.objective <= costs.memory_bytes:
         return least.levels
-    path = f"devices.{d}.memory_bytes"
     need = math.ceil(least.objective)
     smallest = "the plan of least memory" if least.proven else "the smallest plan found"
     raise InfeasibleError.at(
-        path,
+        f"devices.{d}.memory_bytes",
         f"{costs.name!r} has {costs.memory_bytes:.0f} bytes; {smallest} needs {need}",
         hint=_more_time(control, least.proven)
         + f"at least {need}, or smaller batches, or recomputation (fewer kept elements); {IGNORE_HINT}",
@@ -264,18 +259,10 @@ _MOST = 3
 
 
 def rejected_raises(network: Network, priced: Sequence[Pricing], limit_s: float) -> list[RejectedRaise]:
-    """Every raise by one level that would reduce the error and breaks a limit, largest reduction first.
-
-    ``priced``: the plan, by device.
-    ``limit_s``: time limit of an iteration.
-    """
-    raises: list[tuple[float, int, int, RejectedRaise]] = []
-    for d, pricing in enumerate(priced):
-        for i, operator in enumerate(network.operators):
-            rejected = _rejected_raise(pricing, i, operator.id, limit_s)
-            if rejected is not None:
-                raises.append((-rejected.reduction, d, i, rejected))
-    return [rejected for *_, rejected in sorted(raises, key=lambda entry: entry[:3])]
+    """Every raise by one level that would reduce the error and breaks a limit, largest reduction first."""
+    ids = [operator.id for operator in network.operators]
+    raises = [_rejected_raise(pricing, i, name, limit_s) for pricing in priced for i, name in enumerate(ids)]
+    return sorted((entry for entry in raises if entry is not None), key=lambda entry: -entry.reduction)
 
 
 def _rejected_raise(pricing: Pricing, i: int, operator: str, limit_s: float) -> RejectedRaise | None:
@@ -396,12 +383,10 @@ def draw(request: PrecisionRequest, plan: PrecisionPlan) -> Figure:
 
 
 def _draw_plans(axes: Axes, plan: PrecisionPlan) -> None:
-    drawn: set[tuple[float, float]] = set()
+    drawn: dict[tuple[float, float], BaselinePlan] = {}
     for baseline in plan.baseline_plans:
-        point = (1e3 * baseline.iteration_s, baseline.sensitivity)
-        if point in drawn:
-            continue
-        drawn.add(point)
+        drawn.setdefault((1e3 * baseline.iteration_s, baseline.sensitivity), baseline)
+    for point, baseline in drawn.items():
         axes.plot(*point, "o", color="#9498a0", fillstyle="full" if baseline.feasible else "none")
         name = baseline.name.replace("_", " ")
         axes.annotate(name, point, xytext=(4, 4), textcoords="offset points", fontsize=8)
@@ -409,8 +394,7 @@ def _draw_plans(axes: Axes, plan: PrecisionPlan) -> None:
     axes.plot(1e3 * plan.iteration_s, plan.sensitivity, "*", markersize=13, color="#3ca951", label="plan")
     axes.axvline(1e3 * plan.iteration_limit_s, color="#ff725c", linewidth=1, label="time limit")
     axes.axhline(plan.lower_bound, color="#6cc5b0", linewidth=1, linestyle="--", label="lower bound")
-    axes.set_xlabel("iteration (ms)")
-    axes.set_ylabel("sum of sensitivities")
+    axes.set(xlabel="iteration (ms)", ylabel="sum of sensitivities")
     axes.set_title("hollow: breaks a limit", fontsize=9)
     axes.legend(frameon=False, fontsize=8)
 

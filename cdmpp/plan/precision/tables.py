@@ -200,11 +200,7 @@ def price_requests(request: PrecisionRequest) -> list[PriceRequest]:
 
 
 def operator_costs(network: Network, prices: Sequence[Prediction]) -> list[OperatorCosts]:
-    """Costs by device.
-
-    ``prices``: prices of :func:`price_requests`, in its order.
-    Raises FieldError: a given cost is missing.
-    """
+    """Costs by device from the prices of :func:`price_requests`. Raises FieldError: a given cost is missing."""
     by_device = [OperatorCosts() for _ in network.devices]
     remaining = iter(prices)
     # The loops are nested as in price_requests().

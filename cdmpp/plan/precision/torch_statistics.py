@@ -15,27 +15,11 @@ from cdmpp.plan.precision.schema import StatisticsForm, TensorForm
 def operator_statistics(
     module: nn.Module, inputs: tuple[Any, ...], loss: Callable[[Any], torch.Tensor]
 ) -> dict[str, StatisticsForm]:
-    """Statistics of every called module without children, from one forward and backward pass.
+    """Statistics of every called module without children by its name, from one forward and backward pass.
 
-    Parameters
-    ----------
-    module : nn.Module
-        Its gradients are cleared before and after; its parameters do not change.
-    inputs : tuple
-        Arguments of the module.
-    loss : callable
-        Maps the module's output to a scalar.
-
-    Returns
-    -------
-    dict of str to StatisticsForm
-        By module name, in the order of the calls, as a plan's operators are. A module that is called several
-        times has the statistics of its last call.
-
-    Raises
-    ------
-    DataError
-        The loss is not a scalar.
+    They are in the order of the calls, as a plan's operators are; of several calls of a module, those of the last.
+    Gradients are cleared before and after; parameters do not change. ``loss``: maps the module's output to a scalar.
+    Raises DataError: the loss is not a scalar.
     """
     inputs_of: dict[str, torch.Tensor] = {}
     gradients: dict[str, torch.Tensor] = {}

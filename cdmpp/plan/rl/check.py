@@ -18,7 +18,7 @@ from cdmpp.plan.rl.evaluate import lower_bounds
 from cdmpp.plan.rl.generation import Floats, SampleQueues, generate
 from cdmpp.plan.rl.migration import simulate_migration
 from cdmpp.plan.rl.pools import PoolForm
-from cdmpp.plan.rl.problem import PipelineSchedule, RlProblem, make_problem, pool_costs, schedules
+from cdmpp.plan.rl.problem import PipelineSchedule, RlProblem, is_predicted, make_problem, schedules
 from cdmpp.plan.rl.schema import RlPlan, RlRequest
 from cdmpp.plan.rl.training import MOST_BATCHES, TrainingCost
 from cdmpp.plan.rl.weights import SiteLinkForm
@@ -59,10 +59,8 @@ def _interval_faults(request: RlRequest, plan: RlPlan) -> Iterator[str]:
     """Step times at the bounds of all predictions that are missing, or differ from the simulation."""
     if any(pool.training is not None and pool.training.pipeline is not None for pool in request.pools):
         return  # The intervals of pipelines are not part of every plan.
-    predicted = any(cost.parts for pool in request.pools for cost in pool_costs(pool))
-    predicted = predicted or bool(request.weights.predicted())
     claims = {"step_lower_s": plan.step_lower_s, "step_upper_s": plan.step_upper_s}
-    if not predicted:
+    if not is_predicted(request):
         yield from (f"{name}: given, but no cost is predicted" for name, value in claims.items() if value is not None)
         return
     figures: tuple[Figure, Figure] = ("lower_s", "upper_s")
@@ -177,13 +175,10 @@ class _Checker:
     def bound_faults(self, answer: Any) -> Iterator[str]:
         """Bounds above the provable ones, a wrong gap, and baselines that cannot be."""
         plan = self.plan
-        engines = {
-            index: pool.engine
-            for index, pool in enumerate(self.problem.sizing.pools)
-            if pool.engine is not None
-            and pool.engine.memory_tokens >= (self.problem.lengths.longest + pool.engine.prompt_tokens)
-        }
-        dispatchers = {index: Dispatcher(engine, self.steps) for index, engine in engines.items()}
+        engines = {index: pool.engine for index, pool in self.pools.values() if pool.engine is not None}
+        longest = self.problem.lengths.longest
+        fitting = {i: engine for i, engine in engines.items() if engine.memory_tokens >= longest + engine.prompt_tokens}
+        dispatchers = {index: Dispatcher(engine, self.steps) for index, engine in fitting.items()}
         bound_s, bound_price = lower_bounds(self.problem.sizing, dispatchers)
         bound = bound_s if plan.objective.name == "time" else bound_price
         # The schedules of other pools' pipelines depend on the time spent.
@@ -268,11 +263,11 @@ class _Checker:
             row = cost.sized.units.tolist().index(units)
             work = tokens * (cost.sized.token_s[row] + cost.sized.inference_s[row])
             work += cost.sized.update_s[row] * math.ceil(samples / cost.run_samples)
-            return float(work + cost.batch_overhead_s + (cost.fixed_s if fixed else 0.0))
-        work = (cost.per_sample_s * samples + cost.per_token_s * tokens) / (units * cost.efficiency ** math.log2(units))
-        pipelines = max(units // cost.run_units, 1)
-        runs = math.ceil(samples / (pipelines * cost.run_samples))
-        work += cost.inference_s * samples / units + cost.run_s * runs / cost.efficiency ** math.log2(pipelines)
+        else:
+            speedup, pipelines = units * cost.efficiency ** math.log2(units), max(units // cost.run_units, 1)
+            runs = math.ceil(samples / (pipelines * cost.run_samples))
+            work = (cost.per_sample_s * samples + cost.per_token_s * tokens) / speedup
+            work += cost.inference_s * samples / units + cost.run_s * runs / cost.efficiency ** math.log2(pipelines)
         return float(work + cost.batch_overhead_s + (cost.fixed_s if fixed else 0.0))
 
     def _swap_s(self, units: int) -> float:

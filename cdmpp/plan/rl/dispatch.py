@@ -85,16 +85,17 @@ class Dispatcher:
         """Tokens of prompts and responses of each step, (draws,)."""
         return np.asarray((self.steps.lengths + self.engine.prompt_tokens).sum(1).astype(np.float64))
 
-    def finish_times(self, split: TailSplit) -> Floats:
+    def finish_times(self, split: Groups) -> Floats:
         """Time at which each sample ends, (draws, samples)."""
         return self._simulate(split)[0]
 
-    def preemptions(self, split: TailSplit) -> float:
+    def preemptions(self, split: Groups) -> float:
         """Mean number of preemptions of a step."""
         return self._simulate(split)[1]
 
-    def _simulate(self, split: TailSplit) -> tuple[Floats, float]:
+    def _simulate(self, split: Groups) -> tuple[Floats, float]:
         """Finish times and preemptions of whole steps; the last few splits are kept."""
+        assert isinstance(split, TailSplit)
         kept = self._simulated.get(split)
         if kept is not None:
             return kept
@@ -143,10 +144,7 @@ class Dispatcher:
         return gain + self.doubt * (pessimistic - gain)
 
     def best_split(self, instances: int, over: Callable[[], bool] = never) -> TailSplit:
-        """The split into two groups with the largest mean gain, which may be negative.
-
-        ``over``: whether to end the search with the best split so far.
-        """
+        """The split into two groups with the largest mean gain, which may be negative; if ``over``, the best so far."""
         # With more tail instances the tail ends sooner and the rest later: the best split is near the crossing.
         # Doubt moves it to fewer tail instances.
         low, high = 1, instances - 1
@@ -222,9 +220,9 @@ class Dispatcher:
         least: Floats = longest * self.engine.seconds_per_token[1:].min() + self.engine.prefill_s
         return least + self.engine.cached_s(longest)
 
-    def lower_bound_s(self, instances: int) -> Floats:
-        """Lower bound for ``instances`` instances, (draws,): the longest sample alone, or the work divided evenly."""
-        return np.asarray(np.maximum(self.longest_alone_s(), self.work_s() / instances))
+    def lower_bound_s(self, split: Groups) -> Floats:
+        """Lower bound for these instances, (draws,): the longest sample alone, or the work divided evenly."""
+        return np.asarray(np.maximum(self.longest_alone_s(), self.work_s() / split.instances))
 
     def work_s(self) -> Floats:
         """Unit-seconds for the tokens of each step at the batch with the highest throughput, (draws,)."""
@@ -277,15 +275,18 @@ class PoolMix:
 
     @property
     def tail(self) -> int:
-        """Always 0; a mix has no tail group (see :class:`cdmpp.plan.rl.dispatch.TailSplit`)."""
+        """Always 0; a mix has no tail group (see :class:`TailSplit`)."""
         return 0
 
     def ranges(self) -> Iterator[tuple[int, int, int, int]]:
         """Pool, instances, and first and last sample (exclusive) of each range."""
-        for (start, stop), pool, units in zip(
-            pairwise(accumulate(self.samples, initial=0)), self.pools, self.units, strict=True
-        ):
+        borders = pairwise(accumulate(self.samples, initial=0))
+        for (start, stop), pool, units in zip(borders, self.pools, self.units, strict=True):
             yield pool, units, start, stop
+
+    def used_ranges(self) -> list[tuple[int, int, int, int]]:
+        """As :meth:`ranges`, without empty ones."""
+        return [(pool, units, start, stop) for pool, units, start, stop in self.ranges() if stop > start]
 
 
 class MixDispatcher:
@@ -299,38 +300,32 @@ class MixDispatcher:
         first = next(iter(dispatchers.values()))
         self.steps, self.samples = first.steps, first.samples
         self.prompt_tokens, self.tokens = first.prompt_tokens, first.tokens
-        self._last: tuple[PoolMix, Floats, float] | None = None
+        self._last: tuple[Groups, Floats, float] | None = None
 
-    def finish_times(self, mix: PoolMix) -> Floats:
+    def finish_times(self, mix: Groups) -> Floats:
         """Time at which each sample ends, (draws, samples)."""
         return self._simulate(mix)[1]
 
-    def preemptions(self, mix: PoolMix) -> float:
+    def preemptions(self, mix: Groups) -> float:
         """Mean number of preemptions of a step."""
         return self._simulate(mix)[2]
 
-    def _simulate(self, mix: PoolMix) -> tuple[PoolMix, Floats, float]:
+    def _simulate(self, mix: Groups) -> tuple[Groups, Floats, float]:
         """Finish times and preemptions; those of the last mix are kept."""
-        last = self._last
-        if last is None or last[0] != mix:
-            parts = [
-                self.dispatchers[pool].simulate_range(start, stop, units)
-                for pool, units, start, stop in mix.ranges()
-                if stop > start
-            ]
+        assert isinstance(mix, PoolMix)
+        if self._last is None or self._last[0] != mix:
+            parts = [self.dispatchers[p].simulate_range(start, stop, n) for p, n, start, stop in mix.used_ranges()]
             finish = np.concatenate([finish for finish, _ in parts], axis=1)
-            self._last = last = mix, finish, sum(preemptions for _, preemptions in parts)
-        return last
+            self._last = mix, finish, sum(preemptions for _, preemptions in parts)
+        return self._last
 
     def random_finish_times(self, mix: PoolMix) -> Floats:
         """Baseline: :meth:`finish_times` with the same numbers of samples in random order."""
         finish = np.empty(self.steps.lengths.shape)
         for draw, (row, order) in enumerate(zip(self.steps.lengths, self.steps.shuffled, strict=True)):
-            for pool, units, start, stop in mix.ranges():
-                if stop > start:
-                    samples = order[start:stop]
-                    queues = SampleQueues.shared(stop - start, units)
-                    finish[draw, samples] = generate(self.dispatchers[pool].engine, row[samples], queues).finish_s
+            for pool, units, start, stop in mix.used_ranges():
+                samples, queues = order[start:stop], SampleQueues.shared(stop - start, units)
+                finish[draw, samples] = generate(self.dispatchers[pool].engine, row[samples], queues).finish_s
         return finish
 
     def range_s(self, pool: int, units: int, start: int, stop: int) -> float:
@@ -341,19 +336,16 @@ class MixDispatcher:
 
     def makespans(self, mix: PoolMix) -> Floats:
         """Time at which generation ends, (draws,)."""
-        parts = [
-            self.dispatchers[pool].range_makespans(start, stop, units)
-            for pool, units, start, stop in mix.ranges()
-            if stop > start
-        ]
+        parts = [self.dispatchers[p].range_makespans(start, stop, n) for p, n, start, stop in mix.used_ranges()]
         return np.asarray(np.max(parts, axis=0))
 
     def longest_alone_s(self) -> Floats:
         """Lower bound of any division: the longest sample alone on the fastest pool, (draws,)."""
         return np.asarray(np.min([dispatcher.longest_alone_s() for dispatcher in self.dispatchers.values()], axis=0))
 
-    def lower_bound_s(self, mix: PoolMix) -> Floats:
+    def lower_bound_s(self, mix: Groups) -> Floats:
         """Lower bound for these instances, (draws,): the longest sample alone, or all tokens divided evenly."""
+        assert isinstance(mix, PoolMix)
         pools = [(self.dispatchers[pool], units) for pool, units in zip(mix.pools, mix.units, strict=True)]
         longest = np.min([dispatcher.longest_alone_s() for dispatcher, _ in pools], axis=0)
         tokens_per_s = sum(units * dispatcher.engine.tokens_per_s() for dispatcher, units in pools)
@@ -361,17 +353,12 @@ class MixDispatcher:
 
     def proportional(self, pools: Sequence[int], units: Sequence[int]) -> PoolMix:
         """Samples in proportion to the highest throughput of each pool."""
-        speeds = [
-            count * self.dispatchers[pool].engine.tokens_per_s() for pool, count in zip(pools, units, strict=True)
-        ]
-        return PoolMix(tuple(pools), tuple(units), _rounded(speeds, self.samples))
+        speeds = [n * self.dispatchers[pool].engine.tokens_per_s() for pool, n in zip(pools, units, strict=True)]
+        borders = np.rint(np.cumsum(speeds) / np.sum(speeds) * self.samples).astype(int)
+        return PoolMix(tuple(pools), tuple(units), tuple(np.diff(borders, prepend=0).tolist()))
 
     def divide(self, pools: Sequence[int], units: Sequence[int], over: Callable[[], bool] = never) -> PoolMix:
-        """The division with the shortest mean generation.
-
-        ``pools``, ``units``: pools and their instances, at least one each.
-        ``over``: whether to end the search with the best division so far.
-        """
+        """The division with the shortest mean generation, each pool with units; if ``over``, the best so far."""
         count_of = dict(zip(pools, units, strict=True))
         by_speed = sorted(pools, key=lambda pool: float(self.dispatchers[pool].engine.seconds_per_token[1]))
         orders = list(permutations(by_speed)) if len(pools) <= MOST_ORDERED else [by_speed, by_speed[::-1]]
@@ -462,7 +449,6 @@ class MixDispatcher:
         return mix, seconds
 
 
-def _rounded(shares: Sequence[float], whole: int) -> tuple[int, ...]:
-    """Whole numbers in proportion to the shares that add up to ``whole``."""
-    borders = np.rint(np.cumsum(shares) / np.sum(shares) * whole).astype(int)
-    return tuple(int(count) for count in np.diff(borders, prepend=0))
+#: Groups of the instances that generate, and the simulator of their steps.
+Groups = TailSplit | PoolMix
+AnyDispatcher = Dispatcher | MixDispatcher

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from math import lcm
 
 import numpy as np
 
-from cdmpp.plan.rl.dispatch import Dispatcher, MixDispatcher, TailSplit, never
+from cdmpp.plan.rl.dispatch import AnyDispatcher, Dispatcher, MixDispatcher, TailSplit, never
 from cdmpp.plan.rl.generation import Floats, Ints
 from cdmpp.plan.rl.lengths import SampledSteps
 from cdmpp.plan.rl.migration import Migration, inference_after
 from cdmpp.plan.rl.schema import Action, ElasticPart
-from cdmpp.plan.rl.sizes import (
-    MOST_COUNTS,
-    AnyDispatcher,
-    GenerationStage,
-    Objective,
-    Pool,
-    PoolSizes,
-    SizingProblem,
-    Stage,
-    finish_times,
-    grid,
-)
+from cdmpp.plan.rl.sizes import MOST_COUNTS, GenerationStage, Objective, Pool, PoolSizes, SizingProblem, Stage, grid
 from cdmpp.plan.rl.training import ReadyTimes, TrainingCost, asynchronous_step
 
 #: Largest array (draws x generation sizes x training sizes); above it, means over the draws are compared.
@@ -53,14 +41,10 @@ class StepOutcome:
 def evaluate(
     problem: SizingProblem, sizes: PoolSizes, dispatcher: AnyDispatcher, migration: Migration | None = None
 ) -> StepOutcome:
-    """Simulate steps with given sizes, split and number of batches.
-
-    ``dispatcher``: dispatcher of the generation units on the steps.
-    ``migration``: on the same steps.
-    """
+    """Simulate steps with given sizes, split and number of batches; ``migration``: on the steps of ``dispatcher``."""
     if migration is not None:
         return _outcome(problem, sizes, dispatcher, migration.ends_s, migration.ready_s, sizes.batches)
-    finish = finish_times(dispatcher, sizes.split)
+    finish = dispatcher.finish_times(sizes.split)
     return _outcome(problem, sizes, dispatcher, finish.max(1), _ready(problem, sizes, finish), sizes.batches)
 
 
@@ -131,9 +115,7 @@ def lower_bounds(problem: SizingProblem, dispatchers: dict[int, Dispatcher]) -> 
     """Lower bounds of the mean step: seconds and price.
 
     The bounds combine the longest sample decoded alone, all tokens at the batch with the highest throughput, and
-    training without waiting.
-
-    ``dispatchers``: by index of the generation pool.
+    training without waiting. ``dispatchers``: by index of the generation pool.
     """
     bounds = [bound for pool, dispatcher in dispatchers.items() for bound in _bounds(problem, pool, dispatcher)]
     if problem.mixes and len(dispatchers) > 1:
@@ -156,7 +138,10 @@ def _bounds(problem: SizingProblem, pool: int, dispatcher: Dispatcher) -> list[t
     """Seconds and price with generation in one pool, for each way to train."""
     generation, samples = problem.pools[pool], dispatcher.samples
     # Of a block of sizes: the time of the largest, the price of the smallest.
-    fewest, units = _blocks(_generation_sizes(problem, pool), len(problem.pools), generation.training)
+    all_sizes = np.arange(generation.placement, generation.units + 1, generation.placement)
+    if problem.generation_units is not None:
+        all_sizes = np.array(problem.generation_sizes(pool), dtype=np.int64)
+    fewest, units = _blocks(all_sizes, len(problem.pools), generation.training)
     if not len(units):
         return []
     counts = units.astype(np.float64)
@@ -188,35 +173,16 @@ def _bounds(problem: SizingProblem, pool: int, dispatcher: Dispatcher) -> list[t
             # Sizes beside the smallest generation stage; larger ones leave fewer units.
             smallest = GenerationStage(((pool, int(fewest[0])),), 0.0)
             cost = problem.training_cost(training, inference_by)
-            fewest_trainers, sizes = _blocks(_all_training_sizes(problem, smallest, training), len(problem.pools), cost)
+            all_sizes = problem.training_sizes(smallest, training, most=trainer.units)
+            fewest_trainers, sizes = _blocks(all_sizes, len(problem.pools), cost)
             if cost is None or not len(sizes):
                 continue
             whole = cost.whole_s(samples, tokens[:, None], sizes.astype(np.float64))
             steps = _mean_steps(problem, ready, whole, cost, problem.weights_s(smallest, training))
-            fits = (
-                fewest[:, None] + fewest_trainers <= trainer.units if training == pool else np.full(steps.shape, True)
-            )
+            fits = (fewest[:, None] + fewest_trainers <= trainer.units) | (training != pool)
             prices = generation_prices[:, None] + fewest_trainers * (trainer.price_per_hour / 3600)
             add(steps[fits], prices[fits])
     return bounds
-
-
-def _generation_sizes(problem: SizingProblem, pool: int) -> Ints:
-    max_units, fixed, placement = problem.pools[pool].units, problem.generation_units, problem.pools[pool].placement
-    if fixed is not None:
-        return np.array([fixed] if fixed <= max_units else [], dtype=np.int64)
-    return np.arange(placement, max_units + 1, placement, dtype=np.int64)
-
-
-def _all_training_sizes(problem: SizingProblem, stage: GenerationStage, training: int) -> Ints:
-    pool = problem.pools[training]
-    if problem.training_units is not None:
-        return problem.training_sizes(stage, training)
-    if pool.training is None:
-        return np.zeros(0, dtype=np.int64)
-    step = lcm(pool.training.run_units, pool.placement)
-    sizes = np.arange(step, pool.units - stage.of_pool(training) + 1, step, dtype=np.int64)
-    return np.asarray(sizes[pool.training.can_train(sizes)])
 
 
 def _mix_bounds(problem: SizingProblem, dispatchers: dict[int, Dispatcher]) -> list[tuple[float, float]]:
@@ -236,19 +202,16 @@ def _mix_bounds(problem: SizingProblem, dispatchers: dict[int, Dispatcher]) -> l
     for training, trainer in enumerate(pools):
         cost = problem.training_cost(training, "generation")
         nothing = GenerationStage(((training, 0),), 0.0)
-        fewest, sizes = _blocks(_all_training_sizes(problem, nothing, training), len(pools), cost)
+        all_sizes = problem.training_sizes(nothing, training, most=trainer.units)
+        fewest, sizes = _blocks(all_sizes, len(pools), cost)
         if cost is None or not len(sizes):
             continue
         left = all_speed - fewest * speeds.get(training, 0.0)
         ready = np.maximum(longest[:, None], decoded[:, None] / np.maximum(left, 1e-300))
         whole = replace(cost, inference_s=0.0).whole_s(samples, tokens[:, None], sizes.astype(np.float64))
         weights_s = min(problem.weights_s(GenerationStage(((pool, 1),), 0.0), training) for pool in dispatchers)
-        steps = np.array(
-            [
-                _mean_steps(problem, ready[:, [index]], whole[:, [index]], cost, weights_s)[0, 0]
-                for index in range(len(sizes))
-            ]
-        )
+        pairs = ((ready[:, [index]], whole[:, [index]]) for index in range(len(sizes)))
+        steps = np.array([_mean_steps(problem, *pair, cost, weights_s)[0, 0] for pair in pairs])
         prices = generation_price + steps * fewest * (trainer.price_per_hour / 3600)
         bounds.append((float(steps.min()), float(prices.min())))
     return bounds
@@ -273,10 +236,7 @@ def _mean_steps(
 
 
 def _mean_of_longer(stage_s: Floats, whole_s: Floats) -> Floats:
-    """Mean over the draws of the longer stage, (generation sizes, training sizes).
-
-    ``stage_s``, ``whole_s``: (draws, sizes).
-    """
+    """Mean over the draws of the longer stage, (generation sizes, training sizes), of two (draws, sizes)."""
     if stage_s.size * whole_s.shape[1] > MOST_CELLS:
         # The maximum of the means is at most the mean of the maxima.
         stage_s, whole_s = stage_s.mean(0, keepdims=True), whole_s.mean(0, keepdims=True)

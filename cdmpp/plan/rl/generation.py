@@ -143,20 +143,10 @@ def generate(
     room. If several instances can take one at the same moment, the one with the fewest samples is first, then the
     one with the lowest index; each takes one sample at a time.
 
-    Parameters
-    ----------
-    engine : GenerationEngine
-        Describes every instance.
-    lengths : int64 array, (samples,)
-        Tokens that each sample still has to generate.
-    done : int64 array, (samples,), optional
-        Tokens already generated. Default: 0.
-    resident : bool array, (samples,), optional
-        True for samples whose keys and values are in memory already: they enter without a prefill. Default: False.
-    start_s : float64 array, (instances,), optional
-        Start of each instance. Default: 0.
-    until_s : float
-        Time at which the simulation stops, between two tokens.
+    ``lengths`` (samples,): tokens that each sample still has to generate. ``done`` (samples,): tokens already
+    generated. ``resident`` (samples,): whether keys and values are in memory already: such samples enter without a
+    prefill. ``start_s`` (instances,): start of each instance. ``until_s``: time at which the simulation stops, between
+    two tokens.
     """
     held = np.full(len(lengths), engine.prompt_tokens, dtype=np.int64)
     fill = np.full(len(lengths), engine.prefill_s)

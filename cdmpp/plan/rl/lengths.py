@@ -59,16 +59,12 @@ class LengthDistribution:
         edge = 0.5 / max(samples_per_step, 2)
         levels = sorted(quantiles)
         lengths = [float(quantiles[level]) for level in levels]
+        path = "lengths.quantiles"
         if len(levels) < 2:
-            raise FieldError(
-                "one quantile does not define a distribution", path="lengths.quantiles", hint="give at least two"
-            )
+            raise FieldError("one quantile does not define a distribution", path=path, hint="give at least two")
         if any(b < a for a, b in pairwise(lengths)):
-            raise FieldError(
-                "lengths fall from one quantile to a higher one",
-                path="lengths.quantiles",
-                hint="give lengths that grow with the level",
-            )
+            hint = "give lengths that grow with the level"
+            raise FieldError("lengths fall from one quantile to a higher one", path=path, hint=hint)
         normal = NormalDist()
         scores = np.array([normal.inv_cdf(min(max(level, edge), 1 - edge)) for level in levels])
         logs = np.log(np.maximum(lengths, 1.0))
@@ -112,28 +108,23 @@ class RankerForm(Closed):
     With misses "any" the order within the flagged and the other samples is random: the weakest ranker of this recall.
     """
 
-    recall: Annotated[
-        float,
-        Field(gt=0, le=1, description="Share of the longest samples that the ranker flags; at least `share` (chance)."),
-    ] = 0.87
-    share: Annotated[float, Field(gt=0, lt=1, description="Share of samples that are flagged as long.")] = 0.2
-    misses: Annotated[
-        Misses,
-        Field(
-            description="near: missed samples lie near the border, as by a log-normal error of predicted "
-            "lengths; any: each of the longest is missed with equal chance."
-        ),
-    ] = "near"
-    doubt: Annotated[
-        float,
-        Field(
-            ge=0,
-            le=1,
-            description='Probability that "near" is wrong and misses are "any": the recall does not determine which '
-            "samples are missed, and a split loses much if the very longest are. A split is chosen by its mean gain "
-            "over both.",
-        ),
-    ] = 0.1
+    recall: float = Field(
+        0.87, gt=0, le=1, description="Share of the longest samples that the ranker flags; at least `share` (chance)."
+    )
+    share: float = Field(0.2, gt=0, lt=1, description="Share of samples that are flagged as long.")
+    misses: Misses = Field(
+        "near",
+        description="near: missed samples lie near the border, as by a log-normal error of predicted "
+        "lengths; any: each of the longest is missed with equal chance.",
+    )
+    doubt: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description='Probability that "near" is wrong and misses are "any": the recall does not determine which '
+        "samples are missed, and a split loses much if the very longest are. A split is chosen by its mean gain "
+        "over both.",
+    )
 
     def check(self) -> None:
         """Raise FieldError for a recall below chance."""
@@ -210,11 +201,7 @@ class SampledSteps:
 def draw_steps(
     distribution: LengthDistribution, ranker: RankerForm, samples: int, draws: int, rng: Any
 ) -> SampledSteps:
-    """Draw steps and rank their samples.
-
-    ``samples``: samples of each step.
-    ``draws``: number of steps.
-    """
+    """Draw steps of so many samples each, and rank their samples."""
     rng = np.random.default_rng(rng)
     rows, orders, guesses = [], [], []
     error = None
@@ -232,8 +219,8 @@ def draw_steps(
 class ObservedLengths(Closed):
     """Lengths of past responses, in tokens; steps are drawn from them with replacement."""
 
-    samples: Annotated[list[Tokens], Field(min_length=1)]
-    max_tokens: Annotated[Tokens | None, Field(description="Responses are truncated at this length.")] = None
+    samples: list[Tokens] = Field(min_length=1)
+    max_tokens: Tokens | None = Field(None, description="Responses are truncated at this length.")
 
     def distribution(self, samples_per_step: int) -> LengthDistribution:
         """The distribution of lengths."""
@@ -246,17 +233,14 @@ class QuantileLengths(Closed):
     The distribution is log-normal between two levels; "0" and "1" are the shortest and longest response of a step.
     """
 
-    quantiles: Annotated[
-        dict[Level, Annotated[float, Field(ge=1, le=MAX_TOKENS)]],
-        Field(min_length=2, max_length=64, json_schema_extra={"additionalProperties": False}),
-    ]
-    max_tokens: Annotated[
-        Tokens | None,
-        Field(
-            description='Responses are truncated at this length. Without it and without level "1", the distribution '
-            "ends at the longest response expected in a step."
-        ),
-    ] = None
+    quantiles: dict[Level, Annotated[float, Field(ge=1, le=MAX_TOKENS)]] = Field(
+        min_length=2, max_length=64, json_schema_extra={"additionalProperties": False}
+    )
+    max_tokens: Tokens | None = Field(
+        None,
+        description='Responses are truncated at this length. Without it and without level "1", the distribution '
+        "ends at the longest response expected in a step.",
+    )
 
     def distribution(self, samples_per_step: int) -> LengthDistribution:
         """The distribution of lengths."""

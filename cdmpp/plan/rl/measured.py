@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -43,18 +43,15 @@ class MeasuredStep(Closed):
     generation_s: PositiveSeconds | None = None
     inference_s: PositiveSeconds | None = None
     training_s: PositiveSeconds | None = None
-    transfer_s: Annotated[
-        PositiveSeconds | None, Field(description="Weights, and moving the training state of colocated stages.")
-    ] = None
+    transfer_s: PositiveSeconds | None = Field(
+        None, description="Weights, and moving the training state of colocated stages."
+    )
     step_s: PositiveSeconds | None = None
     generation_units: Count
-    training_units: Annotated[
-        Count | None, Field(description="null: the generation units train, after generation.")
-    ] = None
-    predicted: Annotated[
-        StageSeconds | None,
-        Field(description="Predicted seconds, if the layout is not that of the request. Default: simulated."),
-    ] = None
+    training_units: Count | None = Field(None, description="null: the generation units train, after generation.")
+    predicted: StageSeconds | None = Field(
+        None, description="Predicted seconds, if the layout is not that of the request. Default: simulated."
+    )
 
     @model_validator(mode="after")
     def _some(self) -> Self:
@@ -64,9 +61,8 @@ class MeasuredStep(Closed):
 
     def known(self) -> dict[int, float]:
         """Measured seconds by index of the stage; that of the whole step is behind them."""
-        names = (*STAGES, "step")
-        values = {index: getattr(self, f"{name}_s") for index, name in enumerate(names)}
-        return {index: seconds for index, seconds in values.items() if seconds is not None}
+        values = enumerate(getattr(self, f"{name}_s") for name in (*STAGES, "step"))
+        return {index: seconds for index, seconds in values if seconds is not None}
 
 
 def step_s(stages: Floats, shared: bool, staleness: int | None) -> float:

@@ -58,8 +58,8 @@ class Migration:
 def inference_after(finish_s: Floats, inference_s: float, instances: int) -> Floats:
     """Time at which each sample is ready if inference runs after generation, on all instances.
 
-    ``finish_s`` (draws, samples): ends of generation. Inference runs in the same order.
-    ``inference_s``: seconds of one instance for one sample.
+    ``finish_s`` (draws, samples): ends of generation, and order of inference. ``inference_s``: seconds of one instance
+    for one sample.
     """
     if inference_s == 0:
         return finish_s

@@ -48,7 +48,7 @@ class PipelineAnswer(Closed):
     model_config = ConfigDict(extra="ignore")
 
     makespan_s: PositiveSeconds
-    interval: Annotated[Interval | None, Field(description="With all predictions at their bounds.")] = None
+    interval: Interval | None = Field(None, description="With all predictions at their bounds.")
 
 
 class PipelineForm(Closed):
@@ -58,15 +58,14 @@ class PipelineForm(Closed):
     between the pipelines; each runs its schedule as often as it takes. Either ``request`` or ``answer``.
     """
 
-    request: Annotated[
-        FusedRequest | None,
-        Field(description="The schedule is searched, within its own budget_s and at most a quarter of this request's."),
-    ] = None
+    request: FusedRequest | None = Field(
+        None, description="The schedule is searched, within its own budget_s and at most a quarter of this request's."
+    )
     answer: PipelineAnswer | None = None
-    samples: Annotated[Count, Field(description="Samples of one run: those of all its micro-batches.")]
-    units: Annotated[
-        Count, Field(description="Units of the pool that one pipeline occupies: its ranks, if a unit is one device.")
-    ] = 1
+    samples: Count = Field(description="Samples of one run: those of all its micro-batches.")
+    units: Count = Field(
+        1, description="Units of the pool that one pipeline occupies: its ranks, if a unit is one device."
+    )
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
@@ -83,78 +82,61 @@ class SizedTraining(Closed):
     """Training on a number of units, with the layout for this number."""
 
     units: Count
-    token_s: Annotated[PositiveSeconds, Field(description="Of each token of prompt and response, on these units.")]
-    update_s: Annotated[Seconds, Field(description="Of an update besides its tokens: bubble, optimizer.")] = 0.0
-    inference_s: Annotated[Seconds, Field(description="Of the forward passes of other models over a token.")] = 0.0
-    swap_s: Annotated[
-        Seconds,
-        Field(description="Moving weights and optimizer states out of the devices and back, if the units generate."),
-    ] = 0.0
-    lower: Annotated[float, Field(gt=0, le=1, description="Lower end of the 80 % interval, as a factor.")] = 1.0
-    upper: Annotated[float, Field(ge=1, le=1e3)] = 1.0
-    memory_bytes: Annotated[PositiveBytes | None, Field(description="Needed on the fullest device.")] = None
-    layout: Annotated[
-        dict[str, int | str] | None,
-        Field(max_length=20, description="Degrees and micro-batch of the training step (docs/training-steps.md)."),
-    ] = None
+    token_s: PositiveSeconds = Field(description="Of each token of prompt and response, on these units.")
+    update_s: Seconds = Field(0.0, description="Of an update besides its tokens: bubble, optimizer.")
+    inference_s: Seconds = Field(0.0, description="Of the forward passes of other models over a token.")
+    swap_s: Seconds = Field(
+        0.0, description="Moving weights and optimizer states out of the devices and back, if the units generate."
+    )
+    lower: float = Field(1.0, gt=0, le=1, description="Lower end of the 80 % interval, as a factor.")
+    upper: float = Field(1.0, ge=1, le=1e3)
+    memory_bytes: PositiveBytes | None = Field(None, description="Needed on the fullest device.")
+    layout: dict[str, int | str] | None = Field(
+        None, max_length=20, description="Degrees and micro-batch of the training step (docs/training-steps.md)."
+    )
     domain: Literal["in", "near", "out"] | None = None
 
 
 class TrainingForm(Closed):
     """Cost of training on one unit; the given costs are added. At least one of the first seven."""
 
-    step_s: Annotated[PositiveSeconds | None, Field(description="For all samples of a step.")] = None
+    step_s: PositiveSeconds | None = Field(None, description="For all samples of a step.")
     seconds_per_sample: PositiveSeconds | None = None
-    seconds_per_token: Annotated[
-        PositiveSeconds | None, Field(description="For each token of prompt and response.")
-    ] = None
-    sample: Annotated[PredictedCost | None, Field(description="Predicted, for each sample.")] = None
-    pipeline: Annotated[PipelineForm | None, Field(description="Training by a pipeline schedule.")] = None
-    curve: Annotated[
-        BatchCurve | None,
-        Field(
-            description='Steps of a language model by sequences: {"llm": {"config", "phase": "train", "input", ...}}. '
-            "Between its first and last batch, each token of prompt and response costs the same; the rest is once per "
-            "step."
-        ),
-    ] = None
-    sizes: Annotated[
-        list[SizedTraining] | None,
-        Field(min_length=1, max_length=512, description="By number of units; other numbers do not train."),
-    ] = None
-    mini_batch: Annotated[
-        Count | None, Field(description="With `sizes`: samples of an update. Default: those of a step.")
-    ] = None
-    curve_units: Annotated[Count, Field(description="Units on which the steps of `curve` run.")] = 1
-    fixed_s: Annotated[Seconds, Field(description="Once per step, for any number of units: optimizer.")] = 0.0
-    efficiency: Annotated[
-        float, Field(gt=0.5, le=1, description="Share of the ideal speed-up that remains at each doubling of units.")
-    ] = 1.0
-    batch_overhead_s: Annotated[Seconds, Field(description="Added for each batch of a streamed step.")] = 0.0
-    state_bytes: Annotated[
-        PositiveBytes | None,
-        Field(
-            description="Weights, gradients and optimizer states of the whole model, divided among the devices that "
-            "train. Default: 18 bytes for each weight of the language model that `decode` names."
-        ),
-    ] = None
+    seconds_per_token: PositiveSeconds | None = Field(None, description="For each token of prompt and response.")
+    sample: PredictedCost | None = Field(None, description="Predicted, for each sample.")
+    pipeline: PipelineForm | None = Field(None, description="Training by a pipeline schedule.")
+    curve: BatchCurve | None = Field(
+        None,
+        description='Steps of a language model by sequences: {"llm": {"config", "phase": "train", "input", ...}}. '
+        "Between its first and last batch, each token of prompt and response costs the same; the rest is once per "
+        "step.",
+    )
+    sizes: list[SizedTraining] | None = Field(
+        None, min_length=1, max_length=512, description="By number of units; other numbers do not train."
+    )
+    mini_batch: Count | None = Field(None, description="With `sizes`: samples of an update. Default: those of a step.")
+    curve_units: Count = Field(1, description="Units on which the steps of `curve` run.")
+    fixed_s: Seconds = Field(0.0, description="Once per step, for any number of units: optimizer.")
+    efficiency: float = Field(
+        1.0, gt=0.5, le=1, description="Share of the ideal speed-up that remains at each doubling of units."
+    )
+    batch_overhead_s: Seconds = Field(0.0, description="Added for each batch of a streamed step.")
+    state_bytes: PositiveBytes | None = Field(
+        None,
+        description="Weights, gradients and optimizer states of the whole model, divided among the devices that "
+        "train. Default: 18 bytes for each weight of the language model that `decode` names.",
+    )
 
     @model_validator(mode="after")
     def _some(self) -> Self:
         given = (self.step_s, self.seconds_per_sample, self.seconds_per_token, self.sample, self.pipeline, self.curve)
         if all(cost is None for cost in (*given, self.sizes)):
             raise ValueError("give step_s, seconds_per_sample, seconds_per_token, sample, pipeline, curve or sizes")
-        if self.sizes is None:
-            return self._checked_curve()
-        if any(cost is not None for cost in given):
+        curve, units = self.curve, [size.units for size in self.sizes or []]
+        if self.sizes is not None and any(cost is not None for cost in given):
             raise ValueError("sizes: give no other cost of training beside it")
-        units = [size.units for size in self.sizes]
         if units != sorted(set(units)):
             raise ValueError("sizes: units must grow")
-        return self
-
-    def _checked_curve(self) -> Self:
-        curve = self.curve
         if curve is not None and (curve.llm is None or curve.llm.phase != "train" or len(curve.batch) < 2):
             raise ValueError('curve: give two or more batch sizes and "llm" with "phase": "train"')
         return self
@@ -257,14 +239,12 @@ DecodeForm = DecodeLine | DecodeCurve
 class KvForm(Closed):
     """Limits of the batch of one instance: KV-cache memory and number of samples."""
 
-    bytes_per_token: Annotated[
-        PositiveBytes | None,
-        Field(description="Keys and values of one token. Default: those of the language model of `decode`."),
-    ] = None
-    memory_bytes: Annotated[
-        PositiveBytes | None,
-        Field(description="KV-cache memory of one instance. Default: what the weights leave of its devices, if known."),
-    ] = None
+    bytes_per_token: PositiveBytes | None = Field(
+        None, description="Keys and values of one token. Default: those of the language model of `decode`."
+    )
+    memory_bytes: PositiveBytes | None = Field(
+        None, description="KV-cache memory of one instance. Default: what the weights leave of its devices, if known."
+    )
     max_batch: Count = 256
 
     @model_validator(mode="after")
@@ -282,18 +262,18 @@ class PoolForm(Closed):
 
     name: Name
     units: Count
-    price_per_hour: Annotated[float, Field(ge=0, le=1e9, description="Of one unit.")] = 0.0
-    site: Annotated[str, Field(max_length=200)] = ""
-    stages: Annotated[list[Stage], Field(min_length=1, max_length=2, json_schema_extra={"uniqueItems": True})] = Field(
-        default=["generation", "training"]
+    price_per_hour: float = Field(0.0, ge=0, le=1e9, description="Of one unit.")
+    site: str = Field("", max_length=200)
+    stages: list[Stage] = Field(
+        ["generation", "training"], min_length=1, max_length=2, json_schema_extra={"uniqueItems": True}
     )
-    device: Annotated[DeviceForm | None, Field(description="For decode programs that name none.")] = None
-    decode: Annotated[DecodeForm | None, Field(description="Replaces the request's.")] = None
-    prefill: Annotated[CostField | None, Field(description="Replaces the request's.")] = None
-    inference: Annotated[CostField | None, Field(description="Replaces the request's.")] = None
-    training: Annotated[TrainingForm | None, Field(description="Replaces the request's.")] = None
-    memory_bytes: Annotated[PositiveBytes | None, Field(description="Replaces the request's.")] = None
-    placement: Annotated[Count, Field(description="Units that fill whole nodes: both stages have multiples of it.")] = 1
+    device: DeviceForm | None = Field(None, description="For decode programs that name none.")
+    decode: DecodeForm | None = Field(None, description="Replaces the request's.")
+    prefill: CostField | None = Field(None, description="Replaces the request's.")
+    inference: CostField | None = Field(None, description="Replaces the request's.")
+    training: TrainingForm | None = Field(None, description="Replaces the request's.")
+    memory_bytes: PositiveBytes | None = Field(None, description="Replaces the request's.")
+    placement: Count = Field(1, description="Units that fill whole nodes: both stages have multiples of it.")
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
@@ -328,16 +308,23 @@ def least_training_units(pool: PoolForm, pools: Sequence[PoolForm], ignore: bool
 
 def unchecked_training(pool: PoolForm, pools: Sequence[PoolForm]) -> str | None:
     """Why the training state was not compared with the units of a pool; None where it was."""
-    model = _any_model(pool, pools)
-    sizes, missing = None if pool.training is None else pool.training.sizes, []
+    model, sizes = _any_model(pool, pools), None if pool.training is None else pool.training.sizes
     if sizes is not None:
         unknown = any(size.memory_bytes is None for size in sizes)
         return f"training.sizes of {pool.name!r} have no memory_bytes" if unknown else None
-    if _unit_bytes(pool, model, ignore=False) == inf:
-        missing.append("no device of known capacity")
-    if training_bytes(pool, model) is None:
-        missing.append("no state_bytes")
-    return f"training on {pool.name!r} has {' and '.join(missing)}" if missing else None
+    return _lacks(
+        f"training on {pool.name!r}",
+        {
+            "no device of known capacity": _unit_bytes(pool, model, ignore=False) == inf,
+            "no state_bytes": training_bytes(pool, model) is None,
+        },
+    )
+
+
+def _lacks(what: str, missing: dict[str, bool]) -> str | None:
+    """A sentence on what is missing; None where nothing is."""
+    named = " and ".join(name for name, lacks in missing.items() if lacks)
+    return f"{what} has {named}" if named else None
 
 
 def _any_model(pool: PoolForm, pools: Sequence[PoolForm]) -> LanguageModelForm | None:
@@ -357,9 +344,9 @@ def check_training(pools: Sequence[PoolForm], fixed: int | None, ignore: bool) -
     trainers = [pool for pool in pools if pool.training is not None]
     least = {pool.name: least_training_units(pool, pools, ignore) for pool in trainers}
     units = {pool.name: pool.units if fixed is None else fixed for pool in trainers}
-    if not trainers or any(least[pool.name] <= units[pool.name] for pool in trainers):
+    nearest = min(trainers, key=lambda pool: least[pool.name] / units[pool.name], default=None)
+    if nearest is None or least[nearest.name] <= units[nearest.name]:
         return
-    nearest = min(trainers, key=lambda pool: least[pool.name] / units[pool.name])
     model = _any_model(nearest, pools)
     needed, limit = training_bytes(nearest, model), _unit_bytes(nearest, model, ignore)
     assert needed is not None
@@ -402,14 +389,12 @@ class InstanceMemory:
 
     def unchecked(self) -> str | None:
         """Why the memory was not compared with the device, or not all of it; None where it was."""
-        missing = []
-        if self.limit == inf:
-            missing.append("no device of known capacity")
-        if self.weights is None:
-            missing.append("no weight bytes (weights.transfer)")
-        if self.token_bytes is None:
-            missing.append("no cache bytes (kv.bytes_per_token)")
-        return f"generation on {self.pool!r} has {' and '.join(missing)}" if missing else None
+        missing = {
+            "no device of known capacity": self.limit == inf,
+            "no weight bytes (weights.transfer)": self.weights is None,
+            "no cache bytes (kv.bytes_per_token)": self.token_bytes is None,
+        }
+        return _lacks(f"generation on {self.pool!r}", missing)
 
     def error(self, tokens: int) -> InfeasibleError:
         """The error of an instance that does not hold a sample of so many tokens."""

@@ -25,8 +25,7 @@ from cdmpp.plan.rl.weights import WEIGHT_COSTS
 from cdmpp.predict.curves.points import monotone_fit
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.memory import memory_limit
-from cdmpp.predict.requests.pricing import Cost, Figure, cost_of
-from cdmpp.predict.requests.request import Interval
+from cdmpp.predict.requests.pricing import Figure, cost_of
 
 #: Path of a schedule's request in the request, or in a pool with a training cost of its own.
 REQUEST_PATH = "training.pipeline.request"
@@ -48,11 +47,6 @@ class PipelineSchedule:
     upper_s: float
     plan: FusedPlan | None = None  # the schedule; None if the request gives its answer only
 
-    @property
-    def predicted(self) -> bool:
-        """Whether its time is uncertain."""
-        return self.lower_s < self.upper_s
-
 
 def compile_pipelines(costs: Sequence[TrainingForm | None]) -> None:
     """Compile the search for schedules before the budget begins, if one of the costs needs it."""
@@ -68,38 +62,26 @@ def schedules(
 
     Raises FieldError or InfeasibleError: a schedule cannot be made.
     """
-    known: list[tuple[PipelineForm, PipelineSchedule]] = []
+    forms = {index: cost.pipeline for index, cost in enumerate(costs) if cost is not None and cost.pipeline is not None}
     by_index: dict[int, PipelineSchedule] = {}
-    for index, cost in enumerate(costs):
-        if cost is None or cost.pipeline is None:
-            continue
-        form = cost.pipeline
-        schedule = next((schedule for other, schedule in known if other == form), None)
-        if schedule is None:
-            schedule = _schedule(form, control, ignore_memory)
-            known.append((form, schedule))
-        by_index[index] = schedule
+    for index, form in forms.items():
+        known = next((schedule for other, schedule in by_index.items() if forms[other] == form), None)
+        by_index[index] = known or _schedule(form, control, ignore_memory)
     return by_index
 
 
 def _schedule(form: PipelineForm, control: SearchControl, ignore_memory: bool) -> PipelineSchedule:
-    if form.answer is not None:
-        return _of(form.answer.makespan_s, form.answer.interval)
-    request = form.schedule_request(ignore_memory)
-    assert request is not None
-    left_s = control.left_s
-    budget_s = min(request.budget_s, MOST_SHARE * left_s) if left_s < float("inf") else request.budget_s
-    try:
-        plan = request.solve(control.part(budget_s))
-    except FieldError as error:
-        raise within(error, REQUEST_PATH) from None
-    return _of(plan.makespan_s, plan.interval, plan)
-
-
-def _of(makespan_s: float, interval: Interval | None, plan: FusedPlan | None = None) -> PipelineSchedule:
-    if interval is None:
-        return PipelineSchedule(makespan_s, makespan_s, makespan_s, plan)
-    return PipelineSchedule(makespan_s, min(interval.lower_s, makespan_s), max(interval.upper_s, makespan_s), plan)
+    plan, request = None, form.schedule_request(ignore_memory)
+    if request is not None:
+        try:
+            plan = request.solve(control.part(min(request.budget_s, MOST_SHARE * control.left_s)))
+        except FieldError as error:
+            raise within(error, REQUEST_PATH) from None
+    answer = plan or form.answer
+    assert answer is not None
+    seconds, interval = answer.makespan_s, answer.interval
+    lower_s, upper_s = (seconds, seconds) if interval is None else (interval.lower_s, interval.upper_s)
+    return PipelineSchedule(seconds, min(lower_s, seconds), max(upper_s, seconds), plan)
 
 
 def cached_table(sizes: Floats, slopes: Floats, max_batch: int) -> Floats:
@@ -142,29 +124,20 @@ class RlProblem:
     factors: StageFactors | None = None  # of measured steps; part of all seconds already
 
     def spread(self, stages: Sequence[float], shared: bool) -> float:
-        """Factor from a step to the upper end of its interval, for the uncertainty of the stages' factors.
-
-        ``stages``: seconds of generation, inference, training and transfer.
-        """
+        """Factor from a step to the upper end of its interval, for the uncertainty of the factors of the stages."""
         if self.factors is None:
             return 1.0
         staleness = 0 if self.sizing.mode == "sync" else self.sizing.staleness
         return self.factors.spread(np.array(stages), shared, staleness)
 
     def steps(self, held_out: bool, pessimistic: bool = False) -> SampledSteps:
-        """Sampled steps: those of the search or the held-out ones.
-
-        ``pessimistic``: ranked by a ranker that misses any of the longest samples.
-        """
+        """Steps of the search or held-out ones; ``pessimistic``: the ranker misses any of the longest samples."""
         seed = np.random.SeedSequence(self.seed).spawn(4)[held_out + 2 * pessimistic]
         ranker = self.ranker.model_copy(update={"misses": "any"}) if pessimistic else self.ranker
         return draw_steps(self.lengths, ranker, self.samples, self.draws, seed)
 
     def dispatchers(self, engines: Mapping[int, GenerationEngine], held_out: bool) -> dict[int, Dispatcher]:
-        """Dispatchers of pools on the same sampled steps.
-
-        Each has the steps of a pessimistic ranker besides, unless the ranker is that one.
-        """
+        """Dispatchers of pools on the same sampled steps, and on those of a pessimistic ranker unless it is one."""
         steps = self.steps(held_out)
         pessimistic = None if self.ranker.misses == "any" else self.steps(held_out, pessimistic=True)
         doubt = 0.0 if pessimistic is None else self.doubt
@@ -174,11 +147,7 @@ class RlProblem:
 def make_problem(
     request: RlRequest, figure: Figure = "latency_s", schedules: Mapping[int, PipelineSchedule] | None = None
 ) -> RlProblem:
-    """The problem of a request with resolved costs.
-
-    ``figure``: which value of each predicted cost to use.
-    ``schedules``: schedules of the pools that train by pipelines, by index (:func:`cdmpp.plan.rl.problem.schedules`).
-    """
+    """The problem of a request with resolved costs; ``schedules``: of the pools that train by pipelines, by index."""
     schedules = schedules or {}
     lengths = request.lengths.distribution(request.samples_per_step)
     weights = request.weights
@@ -262,13 +231,15 @@ def _scaled(sizing: SizingProblem, factors: StageFactors) -> SizingProblem:
     return replace(sizing, pools=tuple(pools), shared_s=transfer * sizing.shared_s, transfer_factor=transfer)
 
 
-def pool_costs(pool: PoolForm) -> list[Cost]:
-    """All costs of a pool with resolved costs."""
-    fields = [pool.prefill, pool.inference, None if pool.training is None else pool.training.sample]
-    costs = [cost_of(field) for field in fields if field is not None]
-    if pool.training is not None and pool.training.curve is not None:
-        costs += pool.training.curve.points()[1]
-    return costs if pool.decode is None else costs + pool.decode.points()[1]
+def is_predicted(request: RlRequest) -> bool:
+    """Whether any cost of a request with resolved costs is predicted."""
+    costs = list(request.weights.predicted().values())
+    for pool in request.pools:
+        fields = [pool.prefill, pool.inference, None if pool.training is None else pool.training.sample]
+        costs += [cost_of(field) for field in fields if field is not None]
+        curves = [pool.decode, None if pool.training is None else pool.training.curve]
+        costs += [cost for curve in curves if curve is not None for cost in curve.points()[1]]
+    return any(cost.parts for cost in costs)
 
 
 def _pool(

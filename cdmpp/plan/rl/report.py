@@ -15,7 +15,7 @@ from cdmpp.plan.rl.lengths import SampledSteps
 from cdmpp.plan.rl.measured import STAGES
 from cdmpp.plan.rl.migration import simulate_migration
 from cdmpp.plan.rl.pools import DecodeCurve, DecodeLine, PoolForm
-from cdmpp.plan.rl.problem import PipelineSchedule, RlProblem, make_problem, pool_costs
+from cdmpp.plan.rl.problem import PipelineSchedule, RlProblem, is_predicted, make_problem
 from cdmpp.plan.rl.schema import (
     CostPart,
     CurvePart,
@@ -104,12 +104,10 @@ def _without_factors(problem: RlProblem, parts: list[CostPart]) -> list[CostPart
         return parts
     generation, inference, training, transfer = problem.factors.values
     by_name = {"generation": generation, "prefill": generation, "inference": inference, "training": training}
-    return [
-        part
-        if part.seconds is None
-        else part.model_copy(update={"predicted_s": part.seconds / by_name.get(part.name, transfer)})
-        for part in parts
-    ]
+    for part in parts:
+        if part.seconds is not None:
+            part.predicted_s = part.seconds / by_name.get(part.name, transfer)
+    return parts
 
 
 def _breakdown(problem: RlProblem, result: SearchResult) -> list[CostPart]:
@@ -120,59 +118,39 @@ def _breakdown(problem: RlProblem, result: SearchResult) -> list[CostPart]:
         sizing.pools[pool].generation_engine().prefill_s * units for pool, units in sizing.stage_of(sizes).units
     ) / max(sizing.stage_of(sizes).instances, 1)
     inference_s, training_s = mean(outcome.stage_s - outcome.generation_s), mean(outcome.training_s)
-    parts = [
-        CostPart(name="generation", seconds=mean(outcome.generation_s), remark="until the last sample ends"),
-        CostPart(
-            name="prefill",
-            seconds=prefill_s * samples / sizes.generation_units or None,
-            remark="a part of generation" if prefill_s else "the request gives no prefill",
-        ),
-    ]
     cost = None if sizes.training is None else sizing.cost_of(sizes)
-    swap_s = 0.0
     if cost is not None:
         tokens = float(result.judge.tokens.mean())
         inferred = float(cost.inference_work_s(samples, tokens, float(sizes.training_units)))
         inference_s, training_s = inference_s + inferred, training_s - inferred
-        swap_s = cost.swap_s(sizes.training_units) if shared else 0.0
     by = "generation" if outcome.stage_s.mean() > outcome.generation_s.mean() else "training"
-    parts.append(
-        CostPart(
-            name="inference",
-            seconds=inference_s or None,
-            remark=f"passes of other models, on the {by} units" if inference_s else "the request gives no inference",
-        )
-    )
-    if cost is None or sizes.training is None:
-        return parts
-    updates = math.ceil(samples / cost.run_samples) if cost.sized is not None else 1
-    remark = f"{updates} updates of {math.ceil(samples / updates)} samples"
-    weights_s = sizing.shared_s if shared else sizing.weights_s(sizing.stage_of(sizes), sizes.training)
-    return [
-        *parts,
-        CostPart(name="training", seconds=training_s, remark=remark if updates > 1 else "one update"),
-        CostPart(
-            name="transfer of weights",
-            seconds=weights_s or None,
-            remark="to the generation instances" if weights_s else "the request gives no weights",
-        ),
-        *(
-            [CostPart(name="training state", seconds=swap_s or None, remark="to the host's memory and back")]
-            if shared
-            else []
-        ),
-        CostPart(name="start of the engines", seconds=None, remark="once for a job, not in each step"),
-        CostPart(name="environments, data, checkpoints", seconds=None, remark="not known to the planner"),
+    # Name, seconds, and remarks where there are seconds and where there are none.
+    prefill_s = prefill_s * samples / sizes.generation_units
+    rows = [
+        ("generation", mean(outcome.generation_s), "until the last sample ends", ""),
+        ("prefill", prefill_s, "a part of generation", "the request gives no prefill"),
+        ("inference", inference_s, f"passes of other models, on the {by} units", "the request gives no inference"),
     ]
+    if cost is not None and sizes.training is not None:
+        updates = math.ceil(samples / cost.run_samples) if cost.sized is not None else 1
+        remark = f"{updates} updates of {math.ceil(samples / updates)} samples" if updates > 1 else "one update"
+        weights_s = sizing.shared_s if shared else sizing.weights_s(sizing.stage_of(sizes), sizes.training)
+        state = "to the host's memory and back"
+        rows += [
+            ("training", training_s, remark, remark),
+            ("transfer of weights", weights_s, "to the generation instances", "the request gives no weights"),
+            *([("training state", cost.swap_s(sizes.training_units), state, state)] if shared else []),
+            ("start of the engines", 0.0, "", "once for a job, not in each step"),
+            ("environments, data, checkpoints", 0.0, "", "not known to the planner"),
+        ]
+    return [CostPart(name=name, seconds=s or None, remark=given if s else none) for name, s, given, none in rows]
 
 
 def _interval(
     request: RlRequest, result: SearchResult, schedules: Mapping[int, PipelineSchedule]
 ) -> tuple[float | None, float | None]:
     """Step time of the same plan with all predictions at their lower and at their upper bounds."""
-    predicted = any(cost.parts for pool in request.pools for cost in pool_costs(pool))
-    predicted = predicted or bool(request.weights.predicted())
-    if not predicted and not any(schedule.predicted for schedule in schedules.values()):
+    if not is_predicted(request) and not any(s.lower_s < s.upper_s for s in schedules.values()):
         return None, None
     sizes = result.sizes
 
@@ -206,13 +184,8 @@ def _baselines(problem: RlProblem, result: SearchResult) -> dict[str, float]:
         baselines["not_streamed"] = mean(result.unstreamed.step_s) * factor
     if result.migration_applied:
         baselines["not_migrated"] = mean(result.unmigrated.step_s) * factor
-    if result.colocated is not None:
-        baselines["colocated"] = result.colocated[0 if time else 1]
-    if result.disaggregated is not None:
-        baselines["disaggregated"] = result.disaggregated[0 if time else 1]
-    if result.one_pool is not None:
-        baselines["one_pool"] = result.one_pool[0 if time else 1]
-    return baselines
+    others = {"colocated": result.colocated, "disaggregated": result.disaggregated, "one_pool": result.one_pool}
+    return baselines | {name: pair[0 if time else 1] for name, pair in others.items() if pair is not None}
 
 
 def _training(
@@ -312,8 +285,7 @@ def _lengths(problem: RlProblem, steps: SampledSteps) -> LengthsPart:
 def _curve(pool: PoolForm, max_batch: int) -> CurvePart:
     assert pool.decode is not None
     sizes, costs = pool.decode.points()
-    seconds = [cost.latency_s for cost in costs]
-    lower, upper = [cost.lower_s for cost in costs], [cost.upper_s for cost in costs]
+    seconds, lower, upper = ([getattr(cost, name) for cost in costs] for name in ("latency_s", "lower_s", "upper_s"))
     if isinstance(pool.decode, DecodeLine):
         # Its points are far apart; show the range of batches in use.
         shown = np.unique(np.array([1, max_batch]))
@@ -331,8 +303,7 @@ def mean(values: Any) -> float:
 def generation_part(problem: RlProblem, result: SearchResult) -> GenerationPart:
     sizes, judge, pools = result.sizes, result.judge, problem.sizing.pools
     parts: list[PoolPart] = []
-    if isinstance(judge, MixDispatcher):
-        assert isinstance(sizes.split, PoolMix)
+    if isinstance(judge, MixDispatcher) and isinstance(sizes.split, PoolMix):
         parts = [
             PoolPart(
                 pool=pools[pool].name,
@@ -343,10 +314,6 @@ def generation_part(problem: RlProblem, result: SearchResult) -> GenerationPart:
             )
             for pool, units, start, stop in sizes.split.ranges()
         ]
-        preemptions = judge.preemptions(sizes.split)
-    else:
-        assert not isinstance(sizes.split, PoolMix)
-        preemptions = judge.preemptions(sizes.split)
     return GenerationPart(
         pool=problem.sizing.stage_name(sizes),
         parts=parts,
@@ -357,18 +324,17 @@ def generation_part(problem: RlProblem, result: SearchResult) -> GenerationPart:
         lower_bound_s=result.generation_bound_s,
         baselines_s={name: mean(outcome.generation_s) for name, outcome in result.dispatches.items()}
         | {"floor": result.longest_alone_s},
-        preemptions=preemptions,
+        preemptions=judge.preemptions(sizes.split),
     )
 
 
 def split_part(result: SearchResult, samples: int) -> SplitPart:
     split, tail_samples, held_out = result.sizes.split, result.steps.tail_samples, result.judge
     if isinstance(held_out, MixDispatcher) or isinstance(split, PoolMix):
-        everything = GroupPart(samples=samples, instances=split.instances, batch=0)
         return SplitPart(
             used=False,
             tail=GroupPart(samples=0, instances=0, batch=0),
-            regular=everything,
+            regular=GroupPart(samples=samples, instances=split.instances, batch=0),
             gain=0.0,
             best_gain=0.0,
             if_misses_any=None,
@@ -443,11 +409,7 @@ def migration_part(problem: RlProblem, result: SearchResult) -> MigrationPart | 
 
 
 def explain(request: RlRequest, problem: RlProblem, result: SearchResult, split: SplitPart) -> list[str]:
-    """The explanation of a plan.
-
-    ``request``: with resolved costs.
-    ``split``: the tail split as the plan reports it.
-    """
+    """The explanation of a plan; ``request`` has resolved costs."""
     return [
         *_stages(problem, result),
         f"all times are simulated: means over {len(result.steps)} held-out steps, drawn from the lengths and not used "

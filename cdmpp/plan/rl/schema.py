@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
@@ -63,10 +64,10 @@ class CostPart(Row):
     """One cost of a step."""
 
     name: str
-    seconds: Annotated[NonNegativeFloat | None, Field(description="null: not priced.")]
-    predicted_s: Annotated[
-        NonNegativeFloat | None, Field(description="Before the factor of the stage; null: there is no factor.")
-    ] = None
+    seconds: NonNegativeFloat | None = Field(description="null: not priced.")
+    predicted_s: NonNegativeFloat | None = Field(
+        None, description="Before the factor of the stage; null: there is no factor."
+    )
     remark: str = ""
 
 
@@ -76,62 +77,54 @@ class PoolPart(Row):
     pool: str
     instances: NonNegativeInt
     samples: NonNegativeInt
-    first: Annotated[
-        NonNegativeInt, Field(description="Rank of its first sample; the sample ranked longest has rank 0.")
-    ]
-    time_s: Annotated[NonNegativeFloat, Field(description="Until its last sample is generated.")]
+    first: NonNegativeInt = Field(description="Rank of its first sample; the sample ranked longest has rank 0.")
+    time_s: NonNegativeFloat = Field(description="Until its last sample is generated.")
 
 
 class GenerationPart(Row):
     """The generation stage; seconds are means over the held-out steps."""
 
-    pool: Annotated[str, Field(description='Of several pools: their names, joined by " + ".')]
-    parts: Annotated[list[PoolPart], Field(description="Pools that generate at once; empty: one pool.")]
-    inference_by: Annotated[
-        Stage,
-        Field(
-            description="Stage whose units run the reward, reference and critic models; generation if there is no "
-            "inference."
-        ),
-    ]
+    pool: str = Field(description='Of several pools: their names, joined by " + ".')
+    parts: list[PoolPart] = Field(description="Pools that generate at once; empty: one pool.")
+    inference_by: Stage = Field(
+        description="Stage whose units run the reward, reference and critic models; generation if there is no "
+        "inference."
+    )
     instances: NonNegativeInt
-    time_s: Annotated[NonNegativeFloat, Field(description="Until the last sample is generated.")]
-    stage_s: Annotated[NonNegativeFloat, Field(description="Until the inference of the last sample is done.")]
+    time_s: NonNegativeFloat = Field(description="Until the last sample is generated.")
+    stage_s: NonNegativeFloat = Field(description="Until the inference of the last sample is done.")
     lower_bound_s: NonNegativeFloat
-    baselines_s: Annotated[
-        dict[str, float],
-        Field(
-            description="Generation alone with these instances: random (random order), lpt (longest first as ranked, "
-            "no split), rule (StreamRL's split by quantiles), guesses (a split that trusts a guess of every length), "
-            "floor (the longest sample alone)."
-        ),
-    ]
-    preemptions: Annotated[NonNegativeFloat, Field(description="Preemptions for lack of memory, per step.")]
+    baselines_s: dict[str, float] = Field(
+        description="Generation alone with these instances: random (random order), lpt (longest first as ranked, "
+        "no split), rule (StreamRL's split by quantiles), guesses (a split that trusts a guess of every length), "
+        "floor (the longest sample alone)."
+    )
+    preemptions: NonNegativeFloat = Field(description="Preemptions for lack of memory, per step.")
 
 
 class PipelinePart(Row):
     """Training by a pipeline schedule."""
 
-    run_s: Annotated[NonNegativeFloat, Field(description="One run of the schedule.")]
-    samples: Annotated[NonNegativeInt, Field(description="Samples of one run.")]
-    pipelines: Annotated[NonNegativeInt, Field(description="Pipelines side by side.")]
-    runs: Annotated[NonNegativeInt, Field(description="Runs of each pipeline in a step, in one batch.")]
-    schedule: Annotated[FusedPlan | None, Field(description="null: the request gives the answer of the schedule.")]
+    run_s: NonNegativeFloat = Field(description="One run of the schedule.")
+    samples: NonNegativeInt = Field(description="Samples of one run.")
+    pipelines: NonNegativeInt = Field(description="Pipelines side by side.")
+    runs: NonNegativeInt = Field(description="Runs of each pipeline in a step, in one batch.")
+    schedule: FusedPlan | None = Field(description="null: the request gives the answer of the schedule.")
 
 
 class TrainingPart(Row):
     """The training stage."""
 
-    shared: Annotated[bool, Field(description="The generation units train, after generation.")]
+    shared: bool = Field(description="The generation units train, after generation.")
     pool: str
     units: NonNegativeInt
-    time_s: Annotated[NonNegativeFloat, Field(description="Work in one batch, without waiting.")]
-    idle_s: Annotated[NonNegativeFloat, Field(description="Waiting within the step.")]
-    pipeline: Annotated[PipelinePart | None, Field(description="null: training has no pipeline schedule.")]
-    layout: Annotated[
-        dict[str, int | str] | None, Field(description="Training step of these units; null: the request has none.")
-    ] = None
-    memory_bytes: Annotated[float | None, Field(description="Needed on the fullest device.")] = None
+    time_s: NonNegativeFloat = Field(description="Work in one batch, without waiting.")
+    idle_s: NonNegativeFloat = Field(description="Waiting within the step.")
+    pipeline: PipelinePart | None = Field(description="null: training has no pipeline schedule.")
+    layout: dict[str, int | str] | None = Field(
+        None, description="Training step of these units; null: the request has none."
+    )
+    memory_bytes: float | None = Field(None, description="Needed on the fullest device.")
 
 
 class GroupPart(Row):
@@ -139,7 +132,7 @@ class GroupPart(Row):
 
     samples: NonNegativeInt
     instances: NonNegativeInt
-    batch: Annotated[NonNegativeInt, Field(description="Initial batch of an instance.")]
+    batch: NonNegativeInt = Field(description="Initial batch of an instance.")
 
 
 class SplitPart(Row):
@@ -148,11 +141,11 @@ class SplitPart(Row):
     used: bool
     tail: GroupPart
     regular: GroupPart
-    gain: Annotated[float, Field(description="Reduction of generation compared with lpt, on held-out steps.")]
-    best_gain: Annotated[float, Field(description="Gain of the best split into two groups, used or not.")]
-    if_misses_any: Annotated[
-        float | None, Field(description='Gain of the plan\'s split if the ranker misses any of the longest ("any").')
-    ]
+    gain: float = Field(description="Reduction of generation compared with lpt, on held-out steps.")
+    best_gain: float = Field(description="Gain of the best split into two groups, used or not.")
+    if_misses_any: float | None = Field(
+        description='Gain of the plan\'s split if the ranker misses any of the longest ("any").'
+    )
     reason: str
 
 
@@ -160,69 +153,61 @@ class DispatchPart(Row):
     """Order in which samples go to instances."""
 
     rule: Literal["lpt"]
-    words: Annotated[str, Field(description="The rule as text.")]
+    words: str = Field(description="The rule as text.")
 
 
 class StreamingPart(Row):
     """How finished samples are streamed to training."""
 
     mode: Mode
-    batches: Annotated[NonNegativeInt, Field(description="1: training starts after generation.")]
+    batches: NonNegativeInt = Field(description="1: training starts after generation.")
     samples_per_batch: NonNegativeFloat
-    training_bubble: Annotated[NonNegativeFloat, Field(description="Share of the step in which training waits.")]
-    generation_bubble: Annotated[NonNegativeFloat, Field(description="Share of the step in which generation is idle.")]
-    serial_s: Annotated[NonNegativeFloat, Field(description="Seconds of the step in one batch.")]
-    staleness: Annotated[
-        NonNegativeInt | None,
-        Field(description="Steps by which weights of generation may be behind; null: async without a limit."),
-    ]
-    weights_s: Annotated[
-        NonNegativeFloat, Field(description="Transfer of the new weights to all generation instances.")
-    ]
-    weights_exposed_s: Annotated[
-        NonNegativeFloat,
-        Field(description="Part of the step that the transfer adds: on the critical path, not overlapped."),
-    ]
+    training_bubble: NonNegativeFloat = Field(description="Share of the step in which training waits.")
+    generation_bubble: NonNegativeFloat = Field(description="Share of the step in which generation is idle.")
+    serial_s: NonNegativeFloat = Field(description="Seconds of the step in one batch.")
+    staleness: NonNegativeInt | None = Field(
+        description="Steps by which weights of generation may be behind; null: async without a limit."
+    )
+    weights_s: NonNegativeFloat = Field(description="Transfer of the new weights to all generation instances.")
+    weights_exposed_s: NonNegativeFloat = Field(
+        description="Part of the step that the transfer adds: on the critical path, not overlapped."
+    )
 
 
 class MigrationPart(Row):
     """Unfinished samples are gathered on few instances when few are left (RLHFuse)."""
 
-    applied: Annotated[
-        bool,
-        Field(description="The step includes the migration. false: it is optional and frees units for other work."),
-    ]
-    threshold: Annotated[NonNegativeInt, Field(description="Unfinished samples at the migration, R_t.")]
+    applied: bool = Field(
+        description="The step includes the migration. false: it is optional and frees units for other work."
+    )
+    threshold: NonNegativeInt = Field(description="Unfinished samples at the migration, R_t.")
     threshold_share: NonNegativeFloat
-    remaining_instances: Annotated[NonNegativeInt, Field(description="Instances that continue to decode, m.")]
+    remaining_instances: NonNegativeInt = Field(description="Instances that continue to decode, m.")
     at_s: NonNegativeFloat
     moved_samples: NonNegativeFloat
     moved_bytes: NonNegativeFloat
     generation_s: NonNegativeFloat
     stage_s: NonNegativeFloat
-    without_s: Annotated[NonNegativeFloat, Field(description="The stage without migration.")]
-    freed_unit_s: Annotated[NonNegativeFloat, Field(description="Unit-seconds freed before generation ends.")]
+    without_s: NonNegativeFloat = Field(description="The stage without migration.")
+    freed_unit_s: NonNegativeFloat = Field(description="Unit-seconds freed before generation ends.")
 
 
 class ElasticPart(Row):
     """One row of the elastic table."""
 
-    growth: Annotated[NonNegativeFloat, Field(description="Factor on every response length.")]
+    growth: NonNegativeFloat = Field(description="Factor on every response length.")
     generation_s: NonNegativeFloat
     training_s: NonNegativeFloat
-    gap_s: Annotated[float, Field(description="Generation minus training.")]
-    saving_s: Annotated[NonNegativeFloat, Field(description="Reduction of generation by one more unit.")]
-    loss_s: Annotated[
-        NonNegativeFloat | None, Field(description="Increase of generation by one unit less; null: there is only one.")
-    ]
-    action: Annotated[
-        Action,
-        Field(
-            description="add: gap_s >= saving_s, and saving_s is at least 1 % of generation; give back: "
-            "-gap_s >= loss_s; keep: otherwise."
-        ),
-    ]
-    free_units: Annotated[NonNegativeInt, Field(description="Unused units of the generation pool.")]
+    gap_s: float = Field(description="Generation minus training.")
+    saving_s: NonNegativeFloat = Field(description="Reduction of generation by one more unit.")
+    loss_s: NonNegativeFloat | None = Field(
+        description="Increase of generation by one unit less; null: there is only one."
+    )
+    action: Action = Field(
+        description="add: gap_s >= saving_s, and saving_s is at least 1 % of generation; give back: "
+        "-gap_s >= loss_s; keep: otherwise."
+    )
+    free_units: NonNegativeInt = Field(description="Unused units of the generation pool.")
 
 
 class SizesPart(Row):
@@ -235,7 +220,7 @@ class SizesPart(Row):
     shared: bool
     tail_instances: NonNegativeInt
     batches: NonNegativeInt
-    step_s: Annotated[NonNegativeFloat, Field(description="Mean over the search steps.")]
+    step_s: NonNegativeFloat = Field(description="Mean over the search steps.")
     price: NonNegativeFloat
 
     @property
@@ -256,10 +241,10 @@ class LengthsPart(Row):
     """Lengths of the held-out steps, in tokens."""
 
     mean: NonNegativeFloat
-    longest: Annotated[NonNegativeFloat, Field(description="Longest sample of a step, on average.")]
-    limit: Annotated[NonNegativeInt, Field(description="Maximum length.")]
-    tail_border: Annotated[NonNegativeFloat, Field(description="Minimum length of the longest `share` of samples.")]
-    recall: Annotated[NonNegativeFloat, Field(description="Simulated recall of the ranker.")]
+    longest: NonNegativeFloat = Field(description="Longest sample of a step, on average.")
+    limit: NonNegativeInt = Field(description="Maximum length.")
+    tail_border: NonNegativeFloat = Field(description="Minimum length of the longest `share` of samples.")
+    recall: NonNegativeFloat = Field(description="Simulated recall of the ranker.")
     histogram: HistogramPart
 
 
@@ -282,37 +267,34 @@ class RlPlan(Plan):
     objective: ObjectivePart
     mode: Mode
     step_s: NonNegativeFloat
-    step_lower_s: Annotated[
-        NonNegativeFloat | None,
-        Field(description="With all predictions at their lower bounds; null: nothing was predicted."),
-    ]
-    step_upper_s: Annotated[
-        NonNegativeFloat | None,
-        Field(description="With all predictions at their upper bounds; null: nothing was predicted."),
-    ]
-    lower_bound_s: Annotated[NonNegativeFloat, Field(description="Lower bound of a step over all sizes.")]
+    step_lower_s: NonNegativeFloat | None = Field(
+        description="With all predictions at their lower bounds; null: nothing was predicted."
+    )
+    step_upper_s: NonNegativeFloat | None = Field(
+        description="With all predictions at their upper bounds; null: nothing was predicted."
+    )
+    lower_bound_s: NonNegativeFloat = Field(description="Lower bound of a step over all sizes.")
     price_per_step: NonNegativeFloat
     breakdown: list[CostPart] = Field(
         default_factory=list, description="Costs of the step; stages that run at the same time do not add up."
     )
-    factors: Annotated[
-        dict[str, float] | None,
-        Field(description="On the predicted seconds of each stage, fitted to `measured`; null: not asked for."),
-    ] = None
+    factors: dict[str, float] | None = Field(
+        None, description="On the predicted seconds of each stage, fitted to `measured`; null: not asked for."
+    )
     generation: GenerationPart
     training: TrainingPart | None
     tail_split: SplitPart
     dispatch: DispatchPart
     streaming: StreamingPart | None
-    migration: Annotated[MigrationPart | None, Field(description="null: no migration helps.")]
+    migration: MigrationPart | None = Field(description="null: no migration helps.")
     elastic: list[ElasticPart]
     pareto: list[SizesPart]
     lengths: LengthsPart
     decode: list[CurvePart]
-    draws: Annotated[NonNegativeInt, Field(description="Number of search steps, and of held-out steps.")]
+    draws: NonNegativeInt = Field(description="Number of search steps, and of held-out steps.")
     sizes_tried: NonNegativeInt
-    complete: Annotated[bool, Field(description="Whether all sizes were simulated.")]
-    left_out: Annotated[dict[str, str], Field(description="Pools that cannot generate: name to reason.")]
+    complete: bool = Field(description="Whether all sizes were simulated.")
+    left_out: dict[str, str] = Field(description="Pools that cannot generate: name to reason.")
 
     @property
     def stages_s(self) -> tuple[float, float, float, float]:
@@ -427,26 +409,18 @@ class RlPlan(Plan):
     def _baseline_table(self) -> Table:
         if self.objective.name == "time":
             return self.baseline_table()
-        rows = [(name.replace("_", " "), f"{price:.4g}") for name, price in sorted(self.baselines.items(), key=_value)]
-        return Table(("baseline", "price"), rows, right=(1,))
+        prices = sorted(self.baselines.items(), key=itemgetter(1))
+        return Table(("baseline", "price"), [(name.replace("_", " "), f"{p:.4g}") for name, p in prices], right=(1,))
 
     def _elastic_table(self) -> Table:
-        header = ("response length", "generation", "training", "saved by one more unit", "action")
-        rows = [
-            (
-                f"{row.growth:g} x",
-                format_latency(row.generation_s),
-                format_latency(row.training_s),
-                format_latency(row.saving_s),
-                row.action,
-            )
-            for row in self.elastic
-        ]
-        return Table(header, rows, right=(0, 1, 2, 3))
-
-
-def _value(item: tuple[str, float]) -> float:
-    return item[1]
+        columns: dict[str, Callable[[ElasticPart], str]] = {
+            "response length": lambda row: f"{row.growth:g} x",
+            "generation": lambda row: format_latency(row.generation_s),
+            "training": lambda row: format_latency(row.training_s),
+            "saved by one more unit": lambda row: format_latency(row.saving_s),
+            "action": lambda row: row.action,
+        }
+        return Table.of(self.elastic, columns, right=(0, 1, 2, 3))
 
 
 #: Default product of draws and samples: a tenth of a second compiled, a second in plain Python.
@@ -476,69 +450,53 @@ class RlRequest(Request[RlPlan]):
     samples_per_step: Count
     ranker: RankerForm = RankerForm()
     prompt_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS), WholeNumber] = 0
-    pools: Annotated[list[PoolForm], Field(min_length=1)]
-    decode: Annotated[
-        DecodeForm | None, Field(description="Decode curve: seconds of one decoding step by batch size.")
-    ] = None
-    prefill: Annotated[CostField, Field(description="Of one prompt; it stalls its instance.")] = 0.0
-    inference: Annotated[
-        CostField,
-        Field(
-            description="Reward, reference and critic of one sample on one unit. It runs on the generation units, "
-            "after generation or on instances that are free before its end, or on the training units; the better is "
-            "chosen."
-        ),
-    ] = 0.0
+    pools: list[PoolForm] = Field(min_length=1)
+    decode: DecodeForm | None = Field(None, description="Decode curve: seconds of one decoding step by batch size.")
+    prefill: CostField = Field(0.0, description="Of one prompt; it stalls its instance.")
+    inference: CostField = Field(
+        0.0,
+        description="Reward, reference and critic of one sample on one unit. It runs on the generation units, after "
+        "generation or on instances that are free before its end, or on the training units; the better is chosen.",
+    )
     kv: KvForm = KvForm()
     training: TrainingForm | None = None
     weights: WeightsForm = WeightsForm()
-    link_bytes_per_s: Annotated[
-        PositiveBytes, Field(description="Bandwidth into one instance, for samples that migrate.")
-    ] = 25e9
-    mode: Annotated[
-        Mode,
-        Field(
-            description="sync: training uses the samples of this step, streamed; async: those of the previous step "
-            "(one-step off-policy)."
-        ),
-    ] = "sync"
-    staleness: Annotated[
-        Annotated[int, Field(ge=0, le=MAX_STALENESS), WholeNumber] | None,
-        Field(
-            description="k: step i is generated with the weights of the training of step i - 1 - k or later. 0: "
-            "sync; 1 or more: async, with transfer and both stages of a step within k + 1 steps. null: as mode says; "
-            "async then never waits for weights, as with 2."
-        ),
-    ] = None
-    measured: Annotated[
-        list[MeasuredStep] | None,
-        Field(
-            max_length=1000,
-            description="Measured steps: a factor on the seconds of each stage is fitted to them. An empty list: the "
-            "interval of the step has the spread of such factors. null: it has not.",
-        ),
-    ] = None
-    mix_pools: Annotated[
-        bool, Field(description="Several pools may generate at once; the samples of a step are divided between them.")
-    ] = False
-    layout: Annotated[
-        Layout,
-        Field(
-            description="separate: different units generate and train (disaggregated); shared: the same units "
-            "generate, then train (colocated); any: the better is chosen."
-        ),
-    ] = "any"
-    objective: Annotated[Objective, Field(description="Minimise the seconds of a step, or its price.")] = "time"
-    slack: Annotated[
-        float, Field(ge=0, le=1, description="A step may be longer than the shortest by this share if it is cheaper.")
-    ] = 0.0
-    most_step_s: Annotated[PositiveSeconds | None, Field(description="Upper limit of a step.")] = None
-    generation_units: Annotated[Count | None, Field(description="Fixed instead of searched.")] = None
-    training_units: Annotated[Count | None, Field(description="Fixed instead of searched.")] = None
-    draws: Annotated[
-        Annotated[int, Field(ge=2, le=MAX_COUNT), WholeNumber] | None,
-        Field(description=f"Steps to simulate. Default: {MOST_DRAWS}, fewer for large steps."),
-    ] = None
+    link_bytes_per_s: PositiveBytes = Field(25e9, description="Bandwidth into one instance, for samples that migrate.")
+    mode: Mode = Field(
+        "sync",
+        description="sync: training uses the samples of this step, streamed; async: those of the previous step "
+        "(one-step off-policy).",
+    )
+    staleness: Annotated[int, Field(ge=0, le=MAX_STALENESS), WholeNumber] | None = Field(
+        None,
+        description="k: step i is generated with the weights of the training of step i - 1 - k or later. 0: "
+        "sync; 1 or more: async, with transfer and both stages of a step within k + 1 steps. null: as mode says; "
+        "async then never waits for weights, as with 2.",
+    )
+    measured: list[MeasuredStep] | None = Field(
+        None,
+        max_length=1000,
+        description="Measured steps: a factor on the seconds of each stage is fitted to them. An empty list: the "
+        "interval of the step has the spread of such factors. null: it has not.",
+    )
+    mix_pools: bool = Field(
+        False, description="Several pools may generate at once; the samples of a step are divided between them."
+    )
+    layout: Layout = Field(
+        "any",
+        description="separate: different units generate and train (disaggregated); shared: the same units "
+        "generate, then train (colocated); any: the better is chosen.",
+    )
+    objective: Objective = Field("time", description="Minimise the seconds of a step, or its price.")
+    slack: float = Field(
+        0.0, ge=0, le=1, description="A step may be longer than the shortest by this share if it is cheaper."
+    )
+    most_step_s: PositiveSeconds | None = Field(None, description="Upper limit of a step.")
+    generation_units: Count | None = Field(None, description="Fixed instead of searched.")
+    training_units: Count | None = Field(None, description="Fixed instead of searched.")
+    draws: Annotated[int, Field(ge=2, le=MAX_COUNT), WholeNumber] | None = Field(
+        None, description=f"Steps to simulate. Default: {MOST_DRAWS}, fewer for large steps."
+    )
     budget_s: Budget = 1.0
     max_steps: MaxSteps = None
     seed: Seed = 0

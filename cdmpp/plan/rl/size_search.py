@@ -17,21 +17,11 @@ from typing import Any
 import numpy as np
 
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.plan.rl.dispatch import Dispatcher, MixDispatcher, TailSplit
+from cdmpp.plan.rl.dispatch import AnyDispatcher, Dispatcher, Groups, MixDispatcher, TailSplit
 from cdmpp.plan.rl.generation import Floats
 from cdmpp.plan.rl.migration import inference_after
 from cdmpp.plan.rl.problem import RlProblem
-from cdmpp.plan.rl.sizes import (
-    MIXED,
-    MOST_COUNTS,
-    AnyDispatcher,
-    Groups,
-    PoolSizes,
-    SizingProblem,
-    Stage,
-    coarse_to_fine,
-    finish_times,
-)
+from cdmpp.plan.rl.sizes import MIXED, MOST_COUNTS, PoolSizes, SizingProblem, Stage, coarse_to_fine
 from cdmpp.plan.rl.training import ReadyTimes, step_times
 from cdmpp.predict.requests.budget import SearchControl
 
@@ -80,6 +70,12 @@ def search_sizes(
     priced = any(pool.price_per_hour > 0 for pool in sizing.pools)
     front: list[PoolSizes] = []
     separate: list[PoolSizes] = []
+
+    def keep(candidates: list[PoolSizes]) -> None:
+        nonlocal front, separate
+        front = pareto_front(front + candidates, priced)
+        separate = pareto_front(separate + _separate(candidates), priced)
+
     queue = SizeQueue(problem, list(dispatchers))
     best: dict[tuple[int, int], float] = {}
     budget_s = control.left_s if control.left_s < np.inf else 0.0
@@ -90,19 +86,14 @@ def search_sizes(
             break
         pool, units = size
         candidates = candidate_sizes(sizing, pool, dispatchers[pool], TailSplit(0, units))
-        front = pareto_front(front + candidates, priced)
-        separate = pareto_front(separate + _separate(candidates), priced)
+        keep(candidates)
         queue.done(size)
         if candidates:
             best[size] = min(sizes.value(problem.objective) for sizes in candidates)
-            so_far = SizeSearchResult(front, queue.tried, False, [])
             limit = problem.most_step_s
             allowed = limit is None or any(sizes.step_s <= limit for sizes in front)
-            listener.report(
-                done=queue.tried / queue.whole,
-                best=min(best.values()),
-                answer=partial(make_answer, so_far) if allowed else None,
-            )
+            answer = partial(make_answer, SizeSearchResult(front, queue.tried, False, [])) if allowed else None
+            listener.report(done=queue.tried / queue.whole, best=min(best.values()), answer=answer)
     one_pool, complete = list(front), queue.complete and not (mixed and control.stopped)
     if mixed and not control.stopped:
         mixes, all_mixes = search_mixes(problem, dispatchers, control.part(reserve_s=budget_s * MIX_LEAVES))
@@ -117,13 +108,11 @@ def search_sizes(
         split = dispatcher.choose_split(units, lambda: splits_control.expired)
         candidates = candidate_sizes(sizing, pool, dispatcher, split)
         candidates += _between(problem, pool, dispatcher, split, candidates)
-        front = pareto_front(front + candidates, priced)
-        separate = pareto_front(separate + _separate(candidates), priced)
+        keep(candidates)
         for sizes in candidates if sizing.trains else []:
-            if sizing.generation_inference_s(sizes) == 0:
-                continue
-            other = inference_sizes.get(sizes.shared)
-            if other is None or sizes.value(problem.objective) < other.value(problem.objective):
+            other = inference_sizes.get(sizes.shared, sizes)
+            better = other is sizes or sizes.value(problem.objective) < other.value(problem.objective)
+            if better and sizing.generation_inference_s(sizes) > 0:
                 inference_sizes[sizes.shared] = sizes
     return SizeSearchResult(front, queue.tried, complete, list(inference_sizes.values()), one_pool, separate)
 
@@ -182,9 +171,8 @@ class SizeQueue:
             orders = {pool: order[:1] for pool, order in orders.items()}
         self._placements = {pool: sizing.pools[pool].placement for pool in pools}
         longest = max(map(len, orders.values()))
-        self._queue = [
-            (pool, order[rank]) for rank in range(longest) for pool, order in orders.items() if rank < len(order)
-        ]
+        ranks = range(longest)
+        self._queue = [(pool, order[rank]) for rank in ranks for pool, order in orders.items() if rank < len(order)]
         self.whole = len(self._queue)
         self._coarse = COARSE_SIZES * len(pools) if self.whole > MOST_COUNTS else self.whole
         self._at = 0
@@ -205,18 +193,14 @@ class SizeQueue:
         self._tried[size] = None
 
     def next(self, best: dict[tuple[int, int], float]) -> tuple[int, int] | None:
-        """The next size; None if all were tried.
-
-        ``best``: best value of each size that was tried and has candidates.
-        """
+        """The next size, or None; ``best``: best value of each size that was tried and has candidates."""
         if self.tried >= self._coarse and best:
             pool, units = min(best, key=lambda size: best[size])
             others = [other for index, other in self._tried if index == pool]
-            for neighbour in (
-                max((other for other in others if other < units), default=units),
-                min((other for other in others if other > units), default=units),
-            ):
-                placement = self._placements[pool]
+            below = max((other for other in others if other < units), default=units)
+            above = min((other for other in others if other > units), default=units)
+            placement = self._placements[pool]
+            for neighbour in (below, above):
                 middle = (pool, (units + neighbour) // 2 // placement * placement)
                 if abs(units - neighbour) > placement and middle not in self._tried:
                     return middle
@@ -281,7 +265,7 @@ def candidate_sizes(
     around these, which a grid of many units leaves out.
     """
     stage = problem.stage(pool, split)
-    finish = finish_times(dispatcher, split) if ready_s is None else ready_s
+    finish = dispatcher.finish_times(split) if ready_s is None else ready_s
     inferred = inference_after(finish, stage.inference_s, stage.instances) if ready_s is None else ready_s
     if not problem.trains:
         seconds = float(inferred.max(1).mean())
@@ -313,20 +297,10 @@ def candidate_sizes(
             steps, batches = step_times(ready, cost, counts, problem.mode, weights_s, problem.staleness)
             means = steps.mean(0)
             prices = means * problem.prices_per_s(stage, training, counts)
+            rows = zip(*(column.tolist() for column in (counts, batches, means, prices)), strict=True)
             candidates += [
-                PoolSizes(
-                    pool,
-                    stage.instances,
-                    training,
-                    int(count),
-                    split,
-                    int(cut),
-                    float(mean),
-                    float(price),
-                    False,
-                    inference_by,
-                )
-                for count, cut, mean, price in zip(counts, batches, means, prices, strict=True)
+                PoolSizes(pool, stage.instances, training, count, split, cut, mean, price, False, inference_by)
+                for count, cut, mean, price in rows
             ]
     return candidates
 
@@ -353,8 +327,8 @@ def search_mixes(
     If all combinations of units are few (:data:`MOST_COMBINATIONS`), all are tried. Otherwise some numbers of each
     pool are combined, and the best combination is varied in halving steps.
 
-    ``dispatchers``: by index of the generation pool, on the search steps.
-    ``control``: the first combination, all units, is tried in any case.
+    ``dispatchers``: by index of the generation pool, on the search steps. The first combination, all units, is tried in
+    any case.
     """
     sizing = problem.sizing
     pools = list(dispatchers)
@@ -369,9 +343,8 @@ def search_mixes(
         if units not in values:
             used = [(pool, count) for pool, count in zip(pools, units, strict=True) if count]
             mix = mixed.divide([pool for pool, _ in used], [count for _, count in used], lambda: control.expired)
-            candidates = [
-                sizes for sizes in candidate_sizes(sizing, MIXED, mixed, mix) if _trains_beside(problem, sizes)
-            ]
+            candidates = candidate_sizes(sizing, MIXED, mixed, mix)
+            candidates = [sizes for sizes in candidates if not sizing.trains or sizes.training is not None]
             front = pareto_front(front + candidates, priced)
             values[units] = min((sizes.value(problem.objective) for sizes in candidates), default=float("inf"))
         return values[units]
@@ -402,10 +375,6 @@ def search_mixes(
 
 def _all_fit(max_units: Units) -> bool:
     return prod(count + 1 for count in max_units) <= MOST_COMBINATIONS
-
-
-def _trains_beside(problem: RlProblem, sizes: PoolSizes) -> bool:
-    return not problem.sizing.trains or sizes.training is not None
 
 
 def _allowed(problem: RlProblem, units: Units) -> bool:

@@ -9,16 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from cdmpp.plan.rl.dispatch import Dispatcher, MixDispatcher, PoolMix, TailSplit
+from cdmpp.plan.rl.dispatch import Groups, PoolMix
 from cdmpp.plan.rl.generation import Floats, GenerationEngine, Ints
 from cdmpp.plan.rl.training import Mode, TrainingCost
 
 Objective = Literal["time", "cost"]
 Stage = Literal["generation", "training"]
 Layout = Literal["any", "separate", "shared"]
-#: Groups of the instances that generate, and the simulator of their steps.
-Groups = TailSplit | PoolMix
-AnyDispatcher = Dispatcher | MixDispatcher
 #: Index of the generation pool of sizes with a PoolMix.
 MIXED = -1
 #: Numbers of training units that are tried at first; all, if there are at most so many.
@@ -186,8 +183,10 @@ class SizingProblem:
             return [self.generation_units] if self.generation_units <= max_units else []
         return [placement * count for count in coarse_to_fine(max_units // placement)] if max_units >= placement else []
 
-    def training_sizes(self, stage: GenerationStage, training: int, near: int | None = None) -> Ints:
-        """Numbers of training units to try beside a generation stage: all, or :data:`MOST_COUNTS` of many.
+    def training_sizes(
+        self, stage: GenerationStage, training: int, near: int | None = None, most: int = MOST_COUNTS
+    ) -> Ints:
+        """Numbers of training units to try beside a generation stage: all, or about ``most`` of many.
 
         ``near``: all numbers around this one that the grid leaves out.
         """
@@ -200,7 +199,7 @@ class SizingProblem:
             fixed = np.array([self.training_units] if self.training_units <= max_units else [], dtype=np.int64)
             return np.asarray(fixed[cost.can_train(fixed)])
         step = lcm(cost.run_units, pool.placement)
-        counts = grid(max_units // step)
+        counts = grid(max_units // step, most)
         if near is not None and len(counts):
             at = int(np.searchsorted(counts, near // step))
             low, high = counts[max(at - 1, 0)], counts[min(at + 1, len(counts) - 1)]
@@ -216,15 +215,6 @@ def grid(highest: int, count: int = MOST_COUNTS) -> Ints:
     dense = count // 4
     ratios = np.geomspace(dense, highest, count - dense + 1).round().astype(np.int64)
     return np.unique(np.concatenate([np.arange(1, dense + 1, dtype=np.int64), ratios]))
-
-
-def finish_times(dispatcher: AnyDispatcher, groups: Groups) -> Floats:
-    """Time at which each sample ends, (draws, samples)."""
-    if isinstance(dispatcher, MixDispatcher):
-        assert isinstance(groups, PoolMix)
-        return dispatcher.finish_times(groups)
-    assert isinstance(groups, TailSplit)
-    return dispatcher.finish_times(groups)
 
 
 def coarse_to_fine(highest: int) -> Iterator[int]:

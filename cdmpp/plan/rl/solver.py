@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cdmpp.errors import InfeasibleError
-from cdmpp.plan.rl.dispatch import Dispatcher, MixDispatcher, PoolMix, TailSplit
+from cdmpp.plan.rl.dispatch import AnyDispatcher, Dispatcher, Groups, MixDispatcher, PoolMix, TailSplit
 from cdmpp.plan.rl.evaluate import (
     SearchResult,
     StepOutcome,
@@ -27,7 +27,7 @@ from cdmpp.plan.rl.problem import RlProblem, compile_pipelines, make_problem, sc
 from cdmpp.plan.rl.report import plan_of
 from cdmpp.plan.rl.schema import ElasticPart, RlPlan, RlRequest
 from cdmpp.plan.rl.size_search import SizeSearchResult, candidate_sizes, choose_sizes, search_sizes
-from cdmpp.plan.rl.sizes import AnyDispatcher, Groups, PoolSizes, SizingProblem
+from cdmpp.plan.rl.sizes import PoolSizes, SizingProblem
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.plot import new_figure
 
@@ -200,7 +200,7 @@ class _Completion:
             longest_alone_s=float(judge.longest_alone_s().mean()),
             bound_s=bound_s,
             bound_price=bound_price,
-            generation_bound_s=generation_bound_s(judge, sizes),
+            generation_bound_s=float(judge.lower_bound_s(sizes.split).mean()),
             front=self.result.front,
             elastic=elastic,
             sizes_tried=self.result.tried,
@@ -282,11 +282,8 @@ class _Completion:
                 "rule": judge.finish_times(judge.quantile_rule_split(units)),
                 "guesses": judge.guessed_finish_times(units, lambda: self.control.expired),
             }
-        return {
-            name: evaluate_finish(self.sizing, sizes, judge, times)
-            for name, times in finish.items()
-            if times is not None
-        }
+        known = {name: times for name, times in finish.items() if times is not None}
+        return {name: evaluate_finish(self.sizing, sizes, judge, times) for name, times in known.items()}
 
     def _best_of(self, front: list[PoolSizes]) -> tuple[float, float] | None:
         """Seconds and price of the best of some sizes that generate in one pool; None if none is fast enough."""
@@ -308,8 +305,9 @@ class _Completion:
             if self.migrating.expired or other is sizes:
                 continue
             other_migration = self._best_migration(other)
-            if other_migration is not None and self._migrated_value(other, other_migration) < best:
-                sizes, migration, best = other, other_migration, self._migrated_value(other, other_migration)
+            value = np.inf if other_migration is None else self._migrated_value(other, other_migration)
+            if value < best:
+                sizes, migration, best = other, other_migration, value
         return sizes, migration
 
     def _migrated_value(self, sizes: PoolSizes, migration: Migration | None) -> float:
@@ -329,14 +327,6 @@ class _Completion:
         inference_s = self.sizing.generation_inference_s(sizes)
         assert isinstance(sizes.split, TailSplit)
         return best_migration(short, sizes.split, self.problem.link, inference_s, self.migrating, step_of)
-
-
-def generation_bound_s(dispatcher: AnyDispatcher, sizes: PoolSizes) -> float:
-    """Lower bound of the mean generation with the units of these sizes."""
-    if isinstance(dispatcher, MixDispatcher):
-        assert isinstance(sizes.split, PoolMix)
-        return float(dispatcher.lower_bound_s(sizes.split).mean())
-    return float(dispatcher.lower_bound_s(sizes.generation_units).mean())
 
 
 def _resimulated(
@@ -408,17 +398,11 @@ def _draw_front(axes: Axes, request: RlRequest, plan: RlPlan) -> None:
     priced = any(pool.price_per_hour for pool in request.pools)
     training = plan.training
     units = plan.generation.instances + (0 if training is None or training.shared else training.units)
-    axes.plot(
-        [sizes.step_s for sizes in plan.pareto],
-        [sizes.price if priced else sizes.units for sizes in plan.pareto],
-        "o-",
-        color=_REGULAR,
-        markersize=4,
-        label="Pareto front of sizes, without migration",
-    )
-    axes.plot(
-        [plan.step_s], [plan.price_per_step if priced else units], "*", color=_CHOSEN, markersize=13, label="the plan"
-    )
+    label = "Pareto front of sizes, without migration"
+    values = [sizes.price if priced else sizes.units for sizes in plan.pareto]
+    axes.plot([sizes.step_s for sizes in plan.pareto], values, "o-", color=_REGULAR, markersize=4, label=label)
+    value = plan.price_per_step if priced else units
+    axes.plot([plan.step_s], [value], "*", color=_CHOSEN, markersize=13, label="the plan")
     axes.axvline(plan.lower_bound_s, color="black", linestyle=":", linewidth=1, label="lower bound of the step time")
     axes.set(
         xlabel="simulated step (s)",

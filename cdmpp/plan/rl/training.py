@@ -61,16 +61,12 @@ class TrainingCost:
     memory_units: int = 1  # fewest units whose memory holds weights, gradients and optimizer states
     sized: SizedCosts | None = None  # in place of all other seconds but ``fixed_s`` and ``batch_overhead_s``
 
-    @property
-    def least_units(self) -> int:
-        """Fewest units that can train."""
-        return -(-self.memory_units // self.run_units) * self.run_units
-
     def can_train(self, units: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Whether each number of units can train."""
         if self.sized is not None:
             return np.isin(units, self.sized.units)
-        return units >= self.least_units
+        # Whole pipelines hold the training state.
+        return units >= -(-self.memory_units // self.run_units) * self.run_units
 
     def inference_work_s(self, samples: Floats | float, tokens: Floats | float, units: Floats | float) -> Floats:
         """Seconds of inference on the training units."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, PrivateAttr, model_validator
@@ -35,23 +36,19 @@ class CopyForm(CollectiveOptions):
     """The collective that sends one connection's part of a copy."""
 
     operator: CollectiveOperator = "send_recv"
-    bytes: Annotated[
-        PositiveBytes | None, Field(description="Default: the bytes of a copy, divided by the connections.")
-    ] = None
+    bytes: PositiveBytes | None = Field(None, description="Default: the bytes of a copy, divided by the connections.")
     ranks: Ranks = 2
 
 
 class SiteLinkForm(Closed):
     """A link within a site or between sites: its bandwidth, or a collective that predicts a copy."""
 
-    bandwidth_bytes_per_s: Annotated[PositiveBytes | None, Field(description="Of one connection.")] = None
+    bandwidth_bytes_per_s: PositiveBytes | None = Field(None, description="Of one connection.")
     latency_s: Seconds = 0.0
-    total_bytes_per_s: Annotated[
-        PositiveBytes | None, Field(description="Of all connections together; null: not limited.")
-    ] = None
-    collective: Annotated[
-        CopyForm | None, Field(description="Predicted, instead of the bandwidths and latency_s; needs device.")
-    ] = None
+    total_bytes_per_s: PositiveBytes | None = Field(None, description="Of all connections together; null: not limited.")
+    collective: CopyForm | None = Field(
+        None, description="Predicted, instead of the bandwidths and latency_s; needs device."
+    )
     device: DeviceForm | None = None
     protocol: Protocol = DEFAULT_PROTOCOL
 
@@ -72,48 +69,38 @@ class SiteLinkForm(Closed):
         return hops * self.latency_s + size_bytes / min(ranks * self.bandwidth_bytes_per_s, total)
 
     def price_requests(self, path: str, part_bytes: float) -> list[PriceRequest]:
-        """The copy and a message of :data:`LATENCY_BYTES`; none for a link with figures.
-
-        ``part_bytes``: bytes that one connection sends.
-        """
+        """A copy of what one connection sends, and a message of :data:`LATENCY_BYTES`; none for a link with figures."""
         form = self.collective
         if form is None or self.device is None:
             return []
-        return [
-            PriceRequest(
-                f"{path}.collective", form.fields(form.operator, size, form.ranks), self.device, protocol=self.protocol
-            )
-            for size in (form.bytes or part_bytes, LATENCY_BYTES)
-        ]
+        programs = [form.fields(form.operator, size, form.ranks) for size in (form.bytes or part_bytes, LATENCY_BYTES)]
+        return [PriceRequest(f"{path}.collective", p, self.device, protocol=self.protocol) for p in programs]
 
 
 class SitesForm(SiteLinkForm):
     """A link between two sites, in both directions."""
 
-    sites: Annotated[list[Site], Field(min_length=2, max_length=2)]
+    sites: list[Site] = Field(min_length=2, max_length=2)
 
 
 class TransferForm(Priced):
     """Bytes of the weights, and the links of the transfer."""
 
-    bytes: Annotated[PositiveBytes, Field(description="One copy of the weights, as generation needs them.")]
-    ranks: Annotated[Count, Field(description="Connections in parallel; each sends an equal part.")] = 1
-    same_site: Annotated[
-        SiteLinkForm | None, Field(description="Within a site; also distributes a copy that came from another site.")
-    ] = None
-    cross_site: Annotated[SiteLinkForm | None, Field(description="Between sites without a link in `links`.")] = None
-    links: Annotated[list[SitesForm], Field(description="Links between two sites.")] = Field(default_factory=list)
+    bytes: PositiveBytes = Field(description="One copy of the weights, as generation needs them.")
+    ranks: Count = Field(1, description="Connections in parallel; each sends an equal part.")
+    same_site: SiteLinkForm | None = Field(
+        None, description="Within a site; also distributes a copy that came from another site."
+    )
+    cross_site: SiteLinkForm | None = Field(None, description="Between sites without a link in `links`.")
+    links: list[SitesForm] = Field(default_factory=list, description="Links between two sites.")
 
     #: Predicted copy and latency of each link that has a collective, by path.
     _predicted: dict[str, tuple[Cost, Cost]] | None = PrivateAttr(None)
 
     def price_requests(self, path: str) -> list[PriceRequest]:
         """A copy and a short message over each predicted link."""
-        return [
-            request
-            for name, form in self._links()
-            for request in form.price_requests(f"{path}.{name}", self.bytes / self.ranks)
-        ]
+        part_bytes = self.bytes / self.ranks
+        return [r for name, form in self._links() for r in form.price_requests(f"{path}.{name}", part_bytes)]
 
     def with_prices(self, prices: Iterator[Prediction]) -> Self:
         """A copy with the predicted times."""
@@ -136,19 +123,15 @@ class TransferForm(Priced):
         return copy_s, min(latency_s, copy_s)
 
     def seconds(self, source: str, target: str, instances: int, figure: Figure = "latency_s") -> float:
-        """Seconds until ``instances`` instances at the site ``target`` have the weights.
-
-        A predicted link needs :meth:`with_prices` first.
+        """Seconds until ``instances`` instances at the site ``target`` have the weights; after :meth:`with_prices`.
 
         At one site the copy travels along a chain from instance to instance, pipelined, so that the bytes count
         once. Between two sites one copy travels; after its arrival it is distributed in the same way.
         """
-        if source == target:
-            return self._hops_s("same_site", self.same_site, instances, figure)
-        arrived = self._hops_s(*self._link_between(source, target), 1, figure)
-        if instances == 1:
-            return arrived
-        return arrived + self._hops_s("same_site", self.same_site, instances - 1, figure)
+        arrived_s, hops = 0.0, instances
+        if source != target:
+            arrived_s, hops = self._hops_s(*self._link_between(source, target), 1, figure), instances - 1
+        return arrived_s + (self._hops_s("same_site", self.same_site, hops, figure) if hops else 0.0)
 
     def sites_linked(self, source: str, target: str) -> bool:
         """Whether weights can go from one site to another, or within a site."""
@@ -178,19 +161,19 @@ class WeightsForm(Closed):
     """Transfer of the new weights from training to generation: given in seconds, predicted, or from ``transfer``."""
 
     same_site_s: Seconds = 0.0
-    same_site: Annotated[PredictedCost | None, Field(description="Predicted, instead of same_site_s.")] = None
+    same_site: PredictedCost | None = Field(None, description="Predicted, instead of same_site_s.")
     cross_site_s: Seconds = 0.0
-    cross_site: Annotated[PredictedCost | None, Field(description="Predicted, instead of cross_site_s.")] = None
-    shared_s: Annotated[Seconds, Field(description="If the same units generate and train.")] = 0.0
-    shared: Annotated[PredictedCost | None, Field(description="Predicted, instead of shared_s.")] = None
-    transfer: Annotated[TransferForm | None, Field(description="Replaces same_site_s and cross_site_s.")] = None
+    cross_site: PredictedCost | None = Field(None, description="Predicted, instead of cross_site_s.")
+    shared_s: Seconds = Field(0.0, description="If the same units generate and train.")
+    shared: PredictedCost | None = Field(None, description="Predicted, instead of shared_s.")
+    transfer: TransferForm | None = Field(None, description="Replaces same_site_s and cross_site_s.")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         for name in WEIGHT_COSTS:
             instead_of(self, name, f"{name}_s")
-        predicted = self.same_site is not None or self.cross_site is not None
-        if self.transfer is not None and (self.same_site_s or self.cross_site_s or predicted):
+        given = (self.same_site_s, self.cross_site_s, self.same_site, self.cross_site)
+        if self.transfer is not None and any(given):
             raise ValueError("give either transfer, or same_site_s and cross_site_s")
         return self
 
@@ -214,23 +197,23 @@ class WeightsForm(Closed):
 
         ``training``, ``generation``: site of each pool that trains, and of each that generates, by name.
         """
-        if self.transfer is None:
-            return
         transfer = self.transfer
-        for index, form in enumerate(self.transfer.links):
+        if transfer is None:
+            return
+        for index, form in enumerate(transfer.links):
             if form.sites[0] == form.sites[1]:
                 raise FieldError.at(
                     f"weights.transfer.links.{index}.sites",
                     f"both are {form.sites[0]!r}",
                     hint="a link within a site is same_site",
                 )
-        for trainer, source in training.items():
-            for generator, target in generation.items():
-                if not transfer.sites_linked(source, target) or transfer.same_site is None:
-                    inside = source == target or transfer.sites_linked(source, target)
-                    raise FieldError.at(
-                        "weights.transfer",
-                        f"no link {'within' if inside else 'from ' + repr(source) + ' to'} site {target!r}, for "
-                        f"weights from pool {trainer!r} to pool {generator!r}",
-                        hint='give "same_site"' if inside else 'give "cross_site", or both sites in "links"',
-                    )
+        for (trainer, source), (generator, target) in product(training.items(), generation.items()):
+            linked = transfer.sites_linked(source, target)
+            if not linked or transfer.same_site is None:
+                inside = source == target or linked
+                raise FieldError.at(
+                    "weights.transfer",
+                    f"no link {'within' if inside else 'from ' + repr(source) + ' to'} site {target!r}, for weights "
+                    f"from pool {trainer!r} to pool {generator!r}",
+                    hint='give "same_site"' if inside else 'give "cross_site", or both sites in "links"',
+                )

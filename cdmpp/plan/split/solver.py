@@ -113,7 +113,7 @@ def _both(first: Cost, second: Cost) -> Cost:
 
 def _plan(problem: _Problem, result: SplitResult, emulator: Emulator) -> SplitPlan:
     best, table, ranks = result.split, result.split.table, problem.ranks
-    cache = {"hits": int(emulator.hits), "misses": int(emulator.misses)}
+    cache = dict(zip(("hits", "misses"), emulator.lookups(), strict=True))
     step = best.step(emulator)
     goal, devices = problem.request.goal, problem.request.devices
 

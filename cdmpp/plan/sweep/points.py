@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from math import prod
@@ -59,7 +59,7 @@ class Goals(Closed):
 class SweepLoad(Closed):
     """Requests that arrive one by one, for the largest rate that keeps the goals of latency."""
 
-    share: Annotated[float, Field(gt=0, le=1)] = defaults.SHARE  # share of the requests that keep them
+    share: float = Field(defaults.SHARE, gt=0, le=1)  # share of the requests that keep them
     # Requests of each simulation; None: as :func:`cdmpp.llm.goodput` chooses.
     count: Annotated[int, Field(ge=20, le=20_000)] | None = None
 
@@ -67,8 +67,8 @@ class SweepLoad(Closed):
 class Sweep(Closed):
     """A product of settings of one model."""
 
-    config: Annotated[str, Field(min_length=1, max_length=4096)]  # path of the model's ``config.json``
-    devices: Annotated[list[Name], Field(min_length=1)]  # known devices or specifications (.toml, .json)
+    config: str = Field(min_length=1, max_length=4096)  # path of the model's ``config.json``
+    devices: list[Name] = Field(min_length=1)  # known devices or specifications (.toml, .json)
     price_per_gpu_hour: dict[str, _Price]  # by device, in any currency
     tp: _Values = _ONE
     pp: _Values = _ONE
@@ -79,7 +79,7 @@ class Sweep(Closed):
     input: Count = defaults.INPUT
     output: Count = defaults.OUTPUT
     # ``dtype``, or ``dtype/weights`` with quantised weights.
-    precisions: Annotated[list[Name], Field(min_length=1)] = Field(default=[defaults.DTYPE])
+    precisions: list[Name] = Field([defaults.DTYPE], min_length=1)
     kv_dtype: Name | None = None
     # Engine profiles, by name or file (.toml); empty: the current one of ``framework``.
     engines: list[Name] = Field(default=[])
@@ -90,7 +90,7 @@ class Sweep(Closed):
     # is then that of :func:`cdmpp.llm.simulate`.
     load: SweepLoad | None = None
     # Two or more figures that the Pareto front minimises; the plot has the first two.
-    objectives: Annotated[list[Objective], Field(min_length=2)] = Field(default=["price_per_million_tokens", "tpot_s"])
+    objectives: list[Objective] = Field(["price_per_million_tokens", "tpot_s"], min_length=2)
 
     @model_validator(mode="before")
     @classmethod
@@ -101,10 +101,9 @@ class Sweep(Closed):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for name in self.devices:
+        for name in (*self.devices, *self.price_per_gpu_hour):
             if name not in self.price_per_gpu_hour:
                 raise PydanticCustomError("price", "price_per_gpu_hour has no price of {device}", {"device": name})
-        for name in self.price_per_gpu_hour:
             if name not in self.devices:
                 raise PydanticCustomError("price", "price_per_gpu_hour: {device} is not in devices", {"device": name})
         for field in ("devices", "tp", "pp", "ep", "dp", "batch", "precisions", "engines", "objectives"):
@@ -129,17 +128,9 @@ class Sweep(Closed):
     @property
     def size(self) -> int:
         """Points of the product."""
-        settings: tuple[Sized, ...] = (
-            self.devices,
-            self.tp,
-            self.pp,
-            self.ep,
-            self.dp or (None,),
-            self.batch,
-            self.precisions,
-            self.engines or (None,),
-        )
-        return prod(map(len, settings))
+        named = (self.devices, self.precisions, self.engines or [""])
+        degrees = (self.tp, self.pp, self.ep, self.dp or [1], self.batch)
+        return prod(map(len, named)) * prod(map(len, degrees))
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -169,13 +160,7 @@ def read_sweep(path: Path) -> Sweep:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A point with its figures, or the reason why it has none.
-
-    Attributes
-    ----------
-    memory_bytes, domain : float or None
-        Of the fullest GPU, and of all parts: of a batch, or with ``load`` of as many requests as are in flight.
-    """
+    """A point with its figures, or the reason why it has none."""
 
     device: str
     tp: int
@@ -202,7 +187,7 @@ class SweepResult:
     # (None where it is 0).
     price_per_hour: float | None = None
     price_per_million_tokens: float | None = None
-    memory_bytes: float | None = None
+    memory_bytes: float | None = None  # of the fullest GPU: with a batch, or with ``load`` with all requests in flight
     # Largest rate that keeps the goals of latency, and rate beyond which the queue grows (:func:`cdmpp.llm.goodput`).
     # None without ``load``. With it, no figure depends on ``batch``.
     goodput_requests_per_s: float | None = None
@@ -233,15 +218,15 @@ COLUMNS = tuple(field.name for field in fields(SweepResult))
 
 def with_front(results: Sequence[SweepResult], objectives: Sequence[str]) -> list[SweepResult]:
     """The results in their order, with :attr:`SweepResult.pareto`."""
-    front = set(pareto_front([_figures(result, objectives) for result in results]))
+    front = set(
+        pareto_front(
+            [
+                tuple(float(getattr(r, name) or 0.0) for name in objectives) if r.status == "met" else None
+                for r in results
+            ]
+        )
+    )
     return [replace(result, pareto=position in front) for position, result in enumerate(results)]
-
-
-def _figures(result: SweepResult, objectives: Sequence[str]) -> tuple[float, ...] | None:
-    if result.status != "met":
-        return None
-    values = [getattr(result, name) for name in objectives]
-    return tuple(0.0 if value is None else float(value) for value in values)
 
 
 def pareto_front(points: Sequence[tuple[float, ...] | None]) -> list[int]:
@@ -363,16 +348,12 @@ def _under_load(result: SweepResult, limit: Goodput) -> SweepResult:
     served = limit.result
     if served is None:
         return result
-    kept = {name: served.percentile(name, 100 * limit.share) for name in ("ttft_s", "latency_s")}
+    ttft_s, total_s = (served.percentile(name, 100 * limit.share) for name in ("ttft_s", "latency_s"))
     tpot_s = served.percentile("tpot_s", 100 * limit.share) if len(served.measured("tpot_s")) else None
-    return replace(
-        result,
-        ttft_s=kept["ttft_s"],
-        ttft_upper_s=served.relative_upper * kept["ttft_s"],
-        tpot_s=tpot_s,
-        tpot_upper_s=None if tpot_s is None else served.relative_upper * tpot_s,
-        total_s=kept["latency_s"],
-    )
+    ttft_upper_s = served.relative_upper * ttft_s
+    tpot_upper_s = None if tpot_s is None else served.relative_upper * tpot_s
+    result = replace(result, ttft_s=ttft_s, ttft_upper_s=ttft_upper_s, total_s=total_s)
+    return replace(result, tpot_s=tpot_s, tpot_upper_s=tpot_upper_s)
 
 
 def _goodput(sweep: Sweep, config: LLMConfig, point: SweepPoint, options: dict[str, Any]) -> Goodput:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,39 +40,25 @@ def tables(sweep: Sweep, results: Sequence[SweepResult]) -> list[Table]:
     counts = {status: sum(r.status == status for r in results) for status in ("met", "missed", "infeasible")}
     out = []
     if front:
-        header = (
-            "device",
-            "engine",
-            "layout",
-            "gpus",
-            "batch",
-            "precision",
-            "ttft",
-            "tpot",
-            "tokens/s",
-            "price/h",
-            "price/Mtok",
-            *(("goodput/s", "saturation/s") if sweep.load is not None else ()),
-        )
-        rows = [
-            (
-                r.device,
-                r.engine or "",
-                r.layout,
-                str(r.gpus),
-                str(r.batch) if sweep.load is None else "any",
-                r.precision,
-                _latency(r.ttft_s),
-                _latency(r.tpot_s),
-                f"{r.throughput_tokens_per_s:,.0f}",
-                f"{r.price_per_hour:.2f}",
-                f"{r.price_per_million_tokens:.3f}",
-                *_rates(r),
-                r.domain or "",
-            )
-            for r in front
-        ]
-        out.append(Table((*header, "domain"), list(dict.fromkeys(rows)), right=(3, 4, *range(6, len(header)))))
+        columns: dict[str, Callable[[SweepResult], str]] = {
+            "device": lambda r: r.device,
+            "engine": lambda r: r.engine or "",
+            "layout": lambda r: r.layout,
+            "gpus": lambda r: str(r.gpus),
+            "batch": lambda r: str(r.batch) if sweep.load is None else "any",
+            "precision": lambda r: r.precision,
+            "ttft": lambda r: _latency(r.ttft_s),
+            "tpot": lambda r: _latency(r.tpot_s),
+            "tokens/s": lambda r: f"{r.throughput_tokens_per_s:,.0f}",
+            "price/h": lambda r: f"{r.price_per_hour:.2f}",
+            "price/Mtok": lambda r: f"{r.price_per_million_tokens:.3f}",
+        }
+        if sweep.load is not None:
+            columns["goodput/s"] = lambda r: f"{r.goodput_requests_per_s:.3g}"
+            columns["saturation/s"] = lambda r: f"{r.saturation_requests_per_s:.3g}"
+        right = (3, 4, *range(6, len(columns)))
+        table = Table.of(front, columns | {"domain": lambda r: r.domain or ""}, right)
+        out.append(replace(table, rows=list(dict.fromkeys(table.rows))))
     out.append(
         Table.lines(
             f"{len(front)} points are on the Pareto front of {' and '.join(sweep.objectives)}",
@@ -173,11 +160,6 @@ def draw(sweep: Sweep, results: Sequence[SweepResult]) -> Figure:
     axes.set_ylabel(_LABELS[up])
     draw_legend(figure, {**colours, "misses a goal": PALE_GREY})
     return figure
-
-
-def _rates(result: SweepResult) -> list[str]:
-    rates = (result.goodput_requests_per_s, result.saturation_requests_per_s)
-    return [f"{rate:.3g}" for rate in rates if rate is not None]
 
 
 def _latency(seconds: float | None) -> str:

@@ -76,8 +76,7 @@ def durations(
     if isinstance(transfer_s, int | float):
         lag = structure.crosses * float(transfer_s)
     else:
-        cuts = np.array([*transfer_s, 0.0])  # -1, no cut, is the last
-        lag = cuts[structure.cut]
+        lag = np.array([*transfer_s, 0.0])[structure.cut]  # -1, no cut, is the last
     step = grid(float(duration.sum() + lag.sum()))
     return on_grid(duration, step), on_grid(lag, step), step
 
@@ -181,29 +180,14 @@ class Emulator:
     ) -> EmulatedStep:
         """Simulate one step.
 
-        Parameters
-        ----------
-        stages : sequence of Stage
-            In the order of the forward pass.
-        micro_batches : int or sequence of int
-            Their number; or the class of each (:attr:`Stage.classes`).
-        schedule : {"gpipe", "1f1b", "interleaved", "zero_bubble"} or list of list of Pass
-            A published schedule, or the passes of every rank in order.
-        ranks : int, optional
-            Default: one per stage. Stage s is on rank s modulo ``ranks``; explicit orders may place stages elsewhere.
-        transfer_s : float or sequence of float, length stages - 1
-            Seconds from one stage to the next (and of the gradient back), where they are on different
-            ranks. A transfer delays only the pass that waits for it.
-        host_bandwidth_bytes_per_s : float
-            Each rank's link to the host, for stages whose activations are offloaded.
+        ``stages``: in the order of the forward pass. ``micro_batches``: their number; or the class of each
+        (:attr:`Stage.classes`). ``schedule``: a published schedule, or the passes of every rank in order. ``ranks``:
+        default: one per stage; stage s is on rank s modulo ``ranks``, and explicit orders may place it elsewhere.
+        ``transfer_s``: from one stage to the next (and of the gradient back) where they are on different ranks, one or
+        (stages - 1,); a transfer delays only the pass that waits for it. ``host_bandwidth_bytes_per_s``: each rank's
+        link to the host, for stages whose activations are offloaded.
+        Raises FieldError: the schedule does not fit the stages, or its orders wait for each other.
 
-        Raises
-        ------
-        FieldError
-            The schedule does not fit the stages, or its orders wait for each other.
-
-        Examples
-        --------
         >>> Emulator().simulate([Stage(1.0, 2.0)] * 4, 8, "1f1b").makespan_s
         33.0
         """
@@ -227,14 +211,8 @@ class Emulator:
 
     def table(self, stages: Sequence[Stage], host_bandwidth_bytes_per_s: float = float("inf")) -> StageTable:
         """Costs of the stages; those of equal stages are computed once."""
-        find = self.stages.find if self.reuse else anew
-        return table(
-            list(stages),
-            [
-                find((stage, host_bandwidth_bytes_per_s), partial(column, stage, host_bandwidth_bytes_per_s))
-                for stage in stages
-            ],
-        )
+        find, bandwidth = self.stages.find if self.reuse else anew, host_bandwidth_bytes_per_s
+        return table(stages, [find((stage, bandwidth), partial(column, stage, bandwidth)) for stage in stages])
 
     def structure(
         self,
@@ -249,9 +227,9 @@ class Emulator:
         if not isinstance(schedule, str):
             return build(schedule, stages, micro_batches, offloaded, "schedule.order")
         if stages % ranks:
-            raise FieldError(
-                f"ranks: {stages} stages do not fall onto {ranks} ranks evenly",
-                path="ranks",
+            raise FieldError.at(
+                "ranks",
+                f"{stages} stages do not fall onto {ranks} ranks evenly",
                 hint="give a number of ranks that divides the number of stages",
             )
         find = self.structures.find if self.reuse else anew
@@ -270,47 +248,25 @@ class Emulator:
         """
         duration, lag, step = durations(structure, costs, classes, transfer_s)
         at_start, at_end = holdings(structure, costs, classes)
-        return _simulate(
-            structure, duration, lag, step, at_start, at_end, costs.resident, self.frames if self.reuse else None
-        )
+        start, end = np.empty_like(duration), np.empty_like(duration)
+        if self.reuse:
+            ran = self.frames.run(structure, duration, lag, step, start, end)
+        else:
+            ran = evaluate(structure.order, structure.begin, duration, structure.deps, lag, start, end)
+        if ran < len(structure.order):
+            raise deadlock(structure, end, "schedule.order")
+        resident, peak = np.zeros(structure.ranks), np.empty(structure.ranks)
+        np.add.at(resident, structure.rank_of, costs.resident)
+        if len(structure.begin) == structure.ranks + 1:
+            peaks(structure.order, structure.begin, at_start, at_end, resident, peak)
+        else:
+            peaks_over_time(structure, start, end, at_start, at_end, resident, peak)
+        return EmulatedStep(structure, start, end, peak)
 
-    @property
-    def hits(self) -> int:
-        """Number of cache hits."""
-        return self.stages.hits + self.structures.hits + self.steps.hits + self.frames.hits
-
-    @property
-    def misses(self) -> int:
-        """Number of cache misses."""
-        return self.stages.misses + self.structures.misses + self.steps.misses + self.frames.misses
-
-
-def _simulate(
-    structure: Structure,
-    duration: Floats,
-    lag: Floats,
-    step: float,
-    at_start: Floats,
-    at_end: Floats,
-    resident_by_stage: Floats,
-    frames: Frames | None,
-) -> EmulatedStep:
-    start, end = np.empty_like(duration), np.empty_like(duration)
-    if frames is None:
-        ran = evaluate(structure.order, structure.begin, duration, structure.deps, lag, start, end)
-    else:
-        ran = frames.run(structure, duration, lag, step, start, end)
-    if ran < len(structure.order):
-        raise deadlock(structure, end, "schedule.order")
-    ranks = structure.ranks
-    resident = np.zeros(ranks)
-    np.add.at(resident, structure.rank_of, resident_by_stage)
-    peak = np.empty(ranks)
-    if len(structure.begin) == ranks + 1:
-        peaks(structure.order, structure.begin, at_start, at_end, resident, peak)
-    else:
-        peaks_over_time(structure, start, end, at_start, at_end, resident, peak)
-    return EmulatedStep(structure, start, end, peak)
+    def lookups(self) -> tuple[int, int]:
+        """Numbers of cache hits and of misses."""
+        caches = (self.stages, self.structures, self.steps, self.frames)
+        return int(sum(cache.hits for cache in caches)), int(sum(cache.misses for cache in caches))
 
 
 def lower_bound(

@@ -142,20 +142,8 @@ class Frames:
         cut = known[1]
         # Times as whole numbers below 2^40, for the table's keys.
         scale = 2.0**-12 / step if step > 0 else 0.0
-        moved = _run(
-            cut.tasks,
-            cut.begin,
-            cut.refs,
-            cut.outside,
-            cut.outside_begin,
-            cut.reach,
-            cut.shape,
-            duration,
-            lag,
-            scale,
-            start,
-            end,
-        )
+        arrays = cut.tasks, cut.begin, cut.refs, cut.outside, cut.outside_begin, cut.reach, cut.shape
+        moved = _run(*arrays, duration, lag, scale, start, end)
         self.hits += moved
         self.misses += len(cut.reach) - moved
         return len(structure.order)

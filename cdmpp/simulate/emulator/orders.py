@@ -35,7 +35,7 @@ def gpipe(ranks: int, stages: int, micro_batches: int) -> Orders:
     """
     return [
         [Pass("F", stage, m) for stage in range(rank, stages, ranks) for m in range(micro_batches)]
-        + [Pass("B", stage, m) for stage in _down(rank, stages, ranks) for m in range(micro_batches)]
+        + [Pass("B", stage, m) for stage in reversed(range(rank, stages, ranks)) for m in range(micro_batches)]
         for rank in range(ranks)
     ]
 
@@ -45,17 +45,7 @@ def one_f_one_b(ranks: int, stages: int, micro_batches: int) -> Orders:
 
     PipeDream-Flush (Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML '21).
     """
-    _one_stage_each(ranks, stages, "1f1b")
-    order = []
-    for rank in range(ranks):
-        ahead = min(micro_batches, ranks - rank)
-        passes = [Pass("F", rank, m) for m in range(ahead)]
-        for m in range(micro_batches):
-            passes.append(Pass("B", rank, m))
-            if ahead + m < micro_batches:
-                passes.append(Pass("F", rank, ahead + m))
-        order.append(passes)
-    return order
+    return _one_stage_each(ranks, stages, micro_batches, "1f1b")
 
 
 def interleaved(ranks: int, stages: int, micro_batches: int) -> Orders:
@@ -70,10 +60,9 @@ def interleaved(ranks: int, stages: int, micro_batches: int) -> Orders:
     local = stages // ranks
     rounds = max(1, micro_batches // ranks)
     if micro_batches % rounds:
-        raise FieldError(
-            f"micro_batches: {micro_batches} do not fall into {rounds} equal groups, as interleaving over "
-            f"{ranks} ranks needs",
-            path="micro_batches",
+        raise FieldError.at(
+            "micro_batches",
+            f"{micro_batches} do not fall into {rounds} equal groups, as interleaving over {ranks} ranks needs",
             hint=f"take a multiple of the number of ranks, such as {(rounds + 1) * ranks}",
         )
     group = micro_batches // rounds
@@ -87,11 +76,8 @@ def interleaved(ranks: int, stages: int, micro_batches: int) -> Orders:
     order = []
     for rank in range(ranks):
         forward, backward = (
-            [
-                Pass(kind, virtual * ranks + rank, m)
-                for virtual, m in (which(step, kind == "B") for step in range(total))
-            ]
-            for kind in ("F", "B")
+            [Pass(k, virtual * ranks + rank, m) for virtual, m in (which(step, k == "B") for step in range(total))]
+            for k in ("F", "B")
         )
         ahead = min(total, (local - 1) * group + 2 * (ranks - 1 - rank))
         passes = forward[:ahead]
@@ -110,21 +96,7 @@ def zero_bubble(ranks: int, stages: int, micro_batches: int) -> Orders:
     Qi et al., "Zero Bubble Pipeline Parallelism" (ICLR '24), section 2.3: rank r lags r weight passes behind,
     and so every rank holds the activations of at most ``ranks`` micro-batches, as rank 0 does under 1F1B.
     """
-    _one_stage_each(ranks, stages, "zero_bubble")
-    order = []
-    for rank in range(ranks):
-        ahead = min(micro_batches, ranks - rank)
-        passes = [Pass("F", rank, m) for m in range(ahead)]
-        weights = 0
-        for m in range(micro_batches):
-            passes.append(Pass("B", rank, m))
-            if m >= rank:
-                passes.append(Pass("W", rank, weights))
-                weights += 1
-            if ahead + m < micro_batches:
-                passes.append(Pass("F", rank, ahead + m))
-        order.append(passes + [Pass("W", rank, m) for m in range(weights, micro_batches)])
-    return order
+    return _one_stage_each(ranks, stages, micro_batches, "zero_bubble", delayed=True)
 
 
 #: Makers of orders: (ranks, stages, micro-batches) -> passes of each rank.
@@ -136,15 +108,24 @@ SCHEDULES: dict[ScheduleName, Callable[[int, int, int], Orders]] = {
 }
 
 
-def _down(rank: int, stages: int, ranks: int) -> range:
-    """The stages of a rank, the last first."""
-    return range(rank + (stages // ranks - 1) * ranks, -1, -ranks)
-
-
-def _one_stage_each(ranks: int, stages: int, name: str) -> None:
+def _one_stage_each(ranks: int, stages: int, micro_batches: int, name: str, delayed: bool = False) -> Orders:
+    """1F1B; ``delayed``: rank r runs weight gradients r micro-batches behind, and the others at the end."""
     if stages != ranks:
-        raise FieldError(
-            f"schedule: {name} has one stage on each rank; there are {stages} stages and {ranks} ranks",
-            path="schedule",
+        raise FieldError.at(
+            "schedule",
+            f"{name} has one stage on each rank; there are {stages} stages and {ranks} ranks",
             hint='"interleaved" and "gpipe" take several stages per rank',
         )
+    order = []
+    for rank in range(ranks):
+        ahead = min(micro_batches, ranks - rank)
+        passes = [Pass("F", rank, m) for m in range(ahead)]
+        for m in range(micro_batches):
+            passes.append(Pass("B", rank, m))
+            if delayed and m >= rank:
+                passes.append(Pass("W", rank, m - rank))
+            if ahead + m < micro_batches:
+                passes.append(Pass("F", rank, ahead + m))
+        late = range(max(micro_batches - rank, 0), micro_batches) if delayed else ()
+        order.append(passes + [Pass("W", rank, m) for m in late])
+    return order

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -40,21 +40,19 @@ class PassForm(Closed):
     """Costs of one micro-batch in one stage: each pass in seconds or by programs."""
 
     forward_s: Seconds | None = None
-    forward: Annotated[PredictedCost | None, Field(description="Predicted, instead of forward_s.")] = None
-    backward_s: Annotated[Seconds | None, Field(description="Whole backward pass, weight gradients included.")] = None
-    backward: Annotated[PredictedCost | None, Field(description="Predicted, instead of backward_s.")] = None
-    weight_s: Annotated[
-        Seconds | None,
-        Field(
-            description="Weight gradients, a part of the backward pass: a separate pass (W) where the schedule "
-            "delays it. Default, without `weight`: half of the backward pass."
-        ),
-    ] = None
-    weight: Annotated[PredictedCost | None, Field(description="Predicted, instead of weight_s.")] = None
-    activation_bytes: Annotated[Bytes, Field(description="Kept from the forward pass for the backward pass.")] = 0.0
-    boundary_bytes: Annotated[
-        Bytes, Field(description="Input of the stage, which is kept where activations are recomputed.")
-    ] = 0.0
+    forward: PredictedCost | None = Field(None, description="Predicted, instead of forward_s.")
+    backward_s: Seconds | None = Field(None, description="Whole backward pass, weight gradients included.")
+    backward: PredictedCost | None = Field(None, description="Predicted, instead of backward_s.")
+    weight_s: Seconds | None = Field(
+        None,
+        description="Weight gradients, a part of the backward pass: a separate pass (W) where the schedule "
+        "delays it. Default, without `weight`: half of the backward pass.",
+    )
+    weight: PredictedCost | None = Field(None, description="Predicted, instead of weight_s.")
+    activation_bytes: Bytes = Field(0.0, description="Kept from the forward pass for the backward pass.")
+    boundary_bytes: Bytes = Field(
+        0.0, description="Input of the stage, which is kept where activations are recomputed."
+    )
 
     @model_validator(mode="after")
     def _costs(self) -> Self:
@@ -66,23 +64,18 @@ class PassForm(Closed):
 class StageForm(PassForm):
     """A stage of the pipeline."""
 
-    weight_bytes: Annotated[
-        Bytes, Field(description="Weights, gradients and optimizer states, which are kept all the time.")
-    ] = 0.0
-    memory: Annotated[
-        Memory,
-        Field(
-            description="Activations between forward and backward pass: kept; dropped except for the input of the "
-            "stage, and recomputed before the backward pass; or copied to the host and back."
-        ),
-    ] = "keep"
-    classes: Annotated[
-        list[PassForm],
-        Field(
-            default_factory=list,
-            description="Costs of micro-batches of class 1, 2, ...; class 0 has the costs of the stage itself.",
-        ),
-    ]
+    weight_bytes: Bytes = Field(
+        0.0, description="Weights, gradients and optimizer states, which are kept all the time."
+    )
+    memory: Memory = Field(
+        "keep",
+        description="Activations between forward and backward pass: kept; dropped except for the input of the "
+        "stage, and recomputed before the backward pass; or copied to the host and back.",
+    )
+    classes: list[PassForm] = Field(
+        default_factory=list,
+        description="Costs of micro-batches of class 1, 2, ...; class 0 has the costs of the stage itself.",
+    )
 
     @property
     def devices(self) -> list[DeviceForm]:
@@ -100,17 +93,16 @@ class PassStep(Closed):
     """One pass in an order."""
 
     stage: StageNumber
-    kind: Annotated[
-        PassKind,
-        Field(alias="pass", description="Forward; backward; weight gradients, where they are a separate pass."),
-    ]
+    kind: PassKind = Field(
+        alias="pass", description="Forward; backward; weight gradients, where they are a separate pass."
+    )
     micro_batch: MicroBatch
 
 
 class OrderForm(Closed):
     """The passes of each rank, in order. Where there is a W, its B computes only the gradients of the inputs."""
 
-    order: Annotated[list[list[PassStep]], Field(min_length=1)]
+    order: list[list[PassStep]] = Field(min_length=1)
 
     def passes(self) -> list[list[Pass]]:
         """The passes of each rank."""
@@ -125,7 +117,7 @@ class TimelinePass(Row):
 
     rank: int
     stage: int
-    kind: Annotated[Literal["F", "B", "W", "out", "in"], Field(alias="pass")]
+    kind: Literal["F", "B", "W", "out", "in"] = Field(alias="pass")
     micro_batch: int
     start_s: float
     end_s: float
@@ -137,7 +129,7 @@ class RankUse(Row):
     rank: int
     stages: list[int]
     busy_s: float
-    bubble: Annotated[float, Field(description="Share of the step in which it waits.")]
+    bubble: float = Field(description="Share of the step in which it waits.")
     peak_bytes: float
 
 
@@ -154,29 +146,23 @@ class SimulatePlan(Plan):
 
     bounded = "schedules"
 
-    schedule: Annotated[str, Field(description='Its name, or "order".')]
+    schedule: str = Field(description='Its name, or "order".')
     makespan_s: float
-    replicas_s: Annotated[list[float], Field(description="Makespans of the further copies.")]
-    step_s: Annotated[float, Field(description="Slowest copy, with the sum of the gradients.")]
-    lower_bound_s: Annotated[
-        float,
-        Field(
-            description="Lower bound of all schedules of these stages on these ranks, delayed weight gradients "
-            "included."
-        ),
-    ]
-    same_passes_bound_s: Annotated[
-        float, Field(description="Lower bound of all orders of the passes of this schedule.")
-    ]
-    interval: Annotated[Interval | None, Field(description="null: all costs are given.")]
-    bubble: Annotated[float, Field(description="Share of the time of all ranks in which they wait.")]
-    peak_bytes: Annotated[float, Field(description="Largest over the ranks.")]
+    replicas_s: list[float] = Field(description="Makespans of the further copies.")
+    step_s: float = Field(description="Slowest copy, with the sum of the gradients.")
+    lower_bound_s: float = Field(
+        description="Lower bound of all schedules of these stages on these ranks, delayed weight gradients included."
+    )
+    same_passes_bound_s: float = Field(description="Lower bound of all orders of the passes of this schedule.")
+    interval: Interval | None = Field(description="null: all costs are given.")
+    bubble: float = Field(description="Share of the time of all ranks in which they wait.")
+    peak_bytes: float = Field(description="Largest over the ranks.")
     ranks: list[RankUse]
-    baseline_peak_bytes: Annotated[dict[str, float], Field(description="Largest over the ranks, under each baseline.")]
-    timeline: Annotated[
-        list[TimelinePass] | None, Field(description="Rank after rank; null where the request has timeline: false.")
-    ]
-    copies: Annotated[list[TimelinePass], Field(description="Copies of activations to the host (out) and back (in).")]
+    baseline_peak_bytes: dict[str, float] = Field(description="Largest over the ranks, under each baseline.")
+    timeline: list[TimelinePass] | None = Field(
+        description="Rank after rank; null where the request has timeline: false."
+    )
+    copies: list[TimelinePass] = Field(description="Copies of activations to the host (out) and back (in).")
     cache: CacheUse
 
     def headline(self) -> str:
@@ -187,16 +173,13 @@ class SimulatePlan(Plan):
 
     def tables(self) -> list[Table]:
         """The ranks and the baselines."""
-        ranks = [
-            (
-                str(rank.rank),
-                " ".join(map(str, rank.stages)),
-                format_latency(rank.busy_s),
-                f"{100 * rank.bubble:.1f} %",
-                format_si(rank.peak_bytes, "B"),
-            )
-            for rank in self.ranks
-        ]
+        columns: dict[str, Callable[[RankUse], str]] = {
+            "rank": lambda use: str(use.rank),
+            "stages": lambda use: " ".join(map(str, use.stages)),
+            "busy": lambda use: format_latency(use.busy_s),
+            "bubble": lambda use: f"{100 * use.bubble:.1f} %",
+            "peak memory": lambda use: format_si(use.peak_bytes, "B"),
+        }
         baselines = [
             (name, format_latency(seconds), format_si(peak, "B") if peak is not None else "")
             for name, seconds in sorted(self.baselines.items(), key=lambda item: item[1])
@@ -208,7 +191,7 @@ class SimulatePlan(Plan):
                 if self.replicas_s or self.step_s > self.makespan_s
                 else ""
             ),
-            Table(("rank", "stages", "busy", "bubble", "peak memory"), ranks, right=(0, 2, 3, 4)),
+            Table.of(self.ranks, columns, right=(0, 2, 3, 4)),
             Table(("baseline", "step", "peak memory"), baselines, right=(1, 2)),
             Table.lines(*self.explanation[1:]),
         ]
@@ -217,55 +200,42 @@ class SimulatePlan(Plan):
 class SimulateRequest(Request[SimulatePlan]):
     """One training step of a pipeline under a given schedule: time, bubbles and memory."""
 
-    stages: Annotated[list[StageForm], Field(min_length=1, description="In the order of the forward pass.")]
-    micro_batches: Annotated[MicroBatches, Field(description="Their number; or the class of each.")]
-    replicas: Annotated[
-        list[MicroBatches],
-        Field(
-            default_factory=list,
-            description="Further data-parallel copies of the pipeline, by their micro-batches. Equal copies are "
-            "simulated once.",
-        ),
-    ]
-    gradient_sync_s: Annotated[
-        Seconds,
-        Field(description="Seconds that all copies need after the slowest one has ended, to sum the gradients."),
-    ] = 0.0
-    gradient_sync: Annotated[
-        PredictedCost | None, Field(description="Predicted, instead of gradient_sync_s: such as an all-reduce.")
-    ] = None
-    schedule: Annotated[
-        ScheduleName | OrderForm, Field(description="A published schedule, or the order of every rank.")
-    ] = "1f1b"
-    ranks: Annotated[
-        Count | None,
-        Field(
-            description="null: number of stages divided by virtual_stages. Stage s is on rank s modulo ranks, "
-            "unless the order places it elsewhere."
-        ),
-    ] = None
-    virtual_stages: Annotated[Count | None, Field(description="Stages on each rank; null: as many as fit.")] = None
-    transfer_s: Annotated[
-        Seconds | list[Seconds],
-        Field(
-            description="Seconds from one stage to the next, and for the gradient back, where they are on "
-            "different ranks; or one value for each pair of neighbours."
-        ),
-    ] = 0.0
-    transfer: Annotated[
-        PredictedCost | Annotated[list[PredictedCost], Field(min_length=1)] | None,
-        Field(description="Predicted, instead of transfer_s: such as a send_recv."),
-    ] = None
-    memory_bytes: Annotated[
-        PositiveBytes | None, Field(description="Memory limit of a rank; null: that of the device of its stages.")
-    ] = None
-    host_bandwidth_bytes_per_s: Annotated[
-        float | None, Field(gt=0, le=1e15, description="Bandwidth of each rank, for stages that are offloaded.")
-    ] = None
-    timeline: Annotated[bool, Field(description="Whether the plan lists every pass.")] = True
-    reuse: Annotated[
-        bool, Field(description="false: look up no earlier simulation. Only `cache` in the plan differs.")
-    ] = True
+    stages: list[StageForm] = Field(min_length=1, description="In the order of the forward pass.")
+    micro_batches: MicroBatches = Field(description="Their number; or the class of each.")
+    replicas: list[MicroBatches] = Field(
+        default_factory=list,
+        description="Further data-parallel copies of the pipeline, by their micro-batches. Equal copies are "
+        "simulated once.",
+    )
+    gradient_sync_s: Seconds = Field(
+        0.0, description="Seconds that all copies need after the slowest one has ended, to sum the gradients."
+    )
+    gradient_sync: PredictedCost | None = Field(
+        None, description="Predicted, instead of gradient_sync_s: such as an all-reduce."
+    )
+    schedule: ScheduleName | OrderForm = Field("1f1b", description="A published schedule, or the order of every rank.")
+    ranks: Count | None = Field(
+        None,
+        description="null: number of stages divided by virtual_stages. Stage s is on rank s modulo ranks, "
+        "unless the order places it elsewhere.",
+    )
+    virtual_stages: Count | None = Field(None, description="Stages on each rank; null: as many as fit.")
+    transfer_s: Seconds | list[Seconds] = Field(
+        0.0,
+        description="Seconds from one stage to the next, and for the gradient back, where they are on "
+        "different ranks; or one value for each pair of neighbours.",
+    )
+    transfer: PredictedCost | Annotated[list[PredictedCost], Field(min_length=1)] | None = Field(
+        None, description="Predicted, instead of transfer_s: such as a send_recv."
+    )
+    memory_bytes: PositiveBytes | None = Field(
+        None, description="Memory limit of a rank; null: that of the device of its stages."
+    )
+    host_bandwidth_bytes_per_s: float | None = Field(
+        None, gt=0, le=1e15, description="Bandwidth of each rank, for stages that are offloaded."
+    )
+    timeline: bool = Field(True, description="Whether the plan lists every pass.")
+    reuse: bool = Field(True, description="false: look up no earlier simulation. Only `cache` in the plan differs.")
 
     @model_validator(mode="after")
     def _costs(self) -> Self:
@@ -315,38 +285,29 @@ class SimulateRequest(Request[SimulatePlan]):
         """Raise FieldError where fields contradict each other."""
         stages, classes = len(self.stages), max(map(max, self.class_of_each))
         if isinstance(self.schedule, OrderForm) and len({len(copy) for copy in self.class_of_each}) > 1:
-            raise FieldError(
-                "replicas: an explicit order needs copies with equal numbers of micro-batches",
-                path="replicas",
-                hint="name a schedule",
+            raise FieldError.at(
+                "replicas", "an explicit order needs copies with equal numbers of micro-batches", hint="name a schedule"
             )
         if self.ranks is not None and self.ranks != self.ranks_used:
-            raise FieldError(f"ranks: {self.ranks}, but the order has {self.ranks_used} ranks", path="ranks")
+            raise FieldError.at("ranks", f"{self.ranks}, but the order has {self.ranks_used} ranks")
         if self.virtual_stages is not None and self.virtual_stages * self.ranks_used != stages:
-            raise FieldError(
-                f"virtual_stages: {self.virtual_stages} on each of {self.ranks_used} ranks do not give {stages} stages",
-                path="virtual_stages",
+            raise FieldError.at(
+                "virtual_stages",
+                f"{self.virtual_stages} on each of {self.ranks_used} ranks do not give {stages} stages",
             )
         for name in ("transfer_s", "transfer"):
             given = getattr(self, name)
             if isinstance(given, list) and len(given) != stages - 1:
-                raise FieldError(
-                    f"{name}: {len(given)} values for {stages - 1} pairs of neighbouring stages", path=name
-                )
+                raise FieldError.at(name, f"{len(given)} values for {stages - 1} pairs of neighbouring stages")
         for s, stage in enumerate(self.stages):
             if stage.memory == "offload" and self.host_bandwidth_bytes_per_s is None:
-                raise FieldError(
-                    f"host_bandwidth_bytes_per_s: missing, and stage {s} is offloaded",
-                    path="host_bandwidth_bytes_per_s",
-                )
+                raise FieldError.at("host_bandwidth_bytes_per_s", f"missing, and stage {s} is offloaded")
             if classes > len(stage.classes):
-                raise FieldError(
-                    f"stages.{s}.classes: there are micro-batches of class {classes}, and costs of "
-                    f"classes 0 to {len(stage.classes)}",
-                    path=f"stages.{s}.classes",
+                raise FieldError.at(
+                    f"stages.{s}.classes",
+                    f"there are micro-batches of class {classes}, and costs of classes 0 to {len(stage.classes)}",
                 )
             if len(stage.classes) != len(self.stages[0].classes):
-                raise FieldError(
-                    f"stages.{s}.classes: {len(stage.classes)}, but stage 0 has {len(self.stages[0].classes)}",
-                    path=f"stages.{s}.classes",
+                raise FieldError.at(
+                    f"stages.{s}.classes", f"{len(stage.classes)}, but stage 0 has {len(self.stages[0].classes)}"
                 )

@@ -89,12 +89,10 @@ def solve(request: SimulateRequest, control: SearchControl) -> SimulatePlan:
     interval = None
     predicted = [cost for cost in (transfer if isinstance(transfer, list) else [transfer]) if cost.parts]
     if predicted or any(stage.forward.parts or stage.backward.parts for stage in costs):
+        ends = {"lower_s": [stage.lower for stage in costs], "upper_s": [stage.upper for stage in costs]}
         lower, upper = (
             replace(simulation, transfer_s=_seconds(transfer, figure)).run(bounds, schedule, classes)
-            for figure, bounds in (
-                ("lower_s", [stage.lower for stage in costs]),
-                ("upper_s", [stage.upper for stage in costs]),
-            )
+            for figure, bounds in ends.items()
         )
         interval = Interval(lower_s=lower.makespan_s, upper_s=upper.makespan_s)
     name = request.schedule if isinstance(request.schedule, str) else "order"
@@ -116,7 +114,7 @@ def solve(request: SimulateRequest, control: SearchControl) -> SimulatePlan:
             f"the step waits for copy {late} of the replicas, {format_latency(slowest_s - makespan_s)} "
             "longer than for this pipeline"
         )
-    hits, misses = simulation.emulator.hits, simulation.emulator.misses
+    hits, misses = simulation.emulator.lookups()
     return SimulatePlan(
         schedule=name,
         makespan_s=makespan_s,
@@ -161,10 +159,9 @@ def _stage_costs(number: int, form: StageForm) -> StageCosts:
         if passes.weight is not None or passes.weight_s is not None:
             weight = cost_of(passes.weight, passes.weight_s)
             if weight.latency_s > backward.latency_s:
-                raise FieldError(
-                    f"{path}.weight_s: {weight.latency_s:g} s, more than the whole backward pass of "
-                    f"{backward.latency_s:g} s",
-                    path=f"{path}.weight_s",
+                raise FieldError.at(
+                    f"{path}.weight_s",
+                    f"{weight.latency_s:g} s, more than the whole backward pass of {backward.latency_s:g} s",
                     hint="backward_s includes the weight gradients",
                 )
         costs.append((forward, backward, weight))
@@ -178,20 +175,9 @@ def _stage(number: int, form: StageForm, costs: Sequence[tuple[Cost, Cost, Cost 
         backward_s = getattr(backward, figure)
         # The bounds of a part may exceed those of the whole pass.
         weight_s = None if weight is None else min(getattr(weight, figure), backward_s)
-        passes.append(
-            PassCost(getattr(forward, figure), backward_s, weight_s, given.activation_bytes, given.boundary_bytes)
-        )
-    first_pass = passes[0]
-    return Stage(
-        first_pass.forward_s,
-        first_pass.backward_s,
-        first_pass.weight_s,
-        first_pass.activation_bytes,
-        first_pass.boundary_bytes,
-        form.weight_bytes,
-        form.memory,
-        tuple(passes[1:]),
-    )
+        kept = given.activation_bytes, given.boundary_bytes
+        passes.append(PassCost(getattr(forward, figure), backward_s, weight_s, *kept))
+    return Stage(**vars(passes[0]), weight_bytes=form.weight_bytes, memory=form.memory, classes=tuple(passes[1:]))
 
 
 def _published(
@@ -231,29 +217,23 @@ def _check_memory(
     needed, limit = float(largest.peak_bytes[rank]), float(limits[rank])
     if needed <= limit:
         return
-    alternatives: list[tuple[EmulatedStep, str]] = []
+    alternatives: dict[str, EmulatedStep] = {}
     if largest is step:
         recomputed = [replace(stage, memory="recompute") for stage in stages]
-        alternatives = [(other, f"with {name}") for name, other in others.items()]
-        alternatives.append(
-            (simulation.run(recomputed, schedule, request.class_of_each[0]), "with all stages recomputed")
-        )
-    better = min(alternatives, key=lambda way: _peak_bytes(way[0]), default=None)
+        again = simulation.run(recomputed, schedule, request.class_of_each[0])
+        alternatives = {**others, "all stages recomputed": again}
+    name, better = min(alternatives.items(), key=lambda way: way[1].peak_bytes.max(), default=("", largest))
     hint = "raise the limit" if request.memory_bytes is not None else "use more ranks, or recompute or offload stages"
-    if better is not None and _peak_bytes(better[0]) < needed:
-        fits = "which fits" if (better[0].peak_bytes <= limits).all() else "which does not fit either"
-        hint = f"{better[1]} it would be {_peak_bytes(better[0]):.12g}, {fits}"
+    if better.peak_bytes.max() < needed:
+        fits = "which fits" if (better.peak_bytes <= limits).all() else "which does not fit either"
+        hint = f"with {name} it would be {better.peak_bytes.max():.12g}, {fits}"
     source = "" if request.memory_bytes is not None else ", the memory of its device"
-    raise InfeasibleError(
-        f"memory_bytes: {limit:.12g}{source}, but rank {rank} needs up to {needed:.12g} bytes "
+    raise InfeasibleError.at(
+        "memory_bytes",
+        f"{limit:.12g}{source}, but rank {rank} needs up to {needed:.12g} bytes "
         f"({format_si(needed, 'B')}): the smallest limit for this schedule is {needed:.12g}",
-        path="memory_bytes",
         hint=f"{hint}; {IGNORE_HINT}",
     )
-
-
-def _peak_bytes(step: EmulatedStep) -> float:
-    return float(step.peak_bytes.max())
 
 
 def _alone_s(stages: Sequence[Stage], c: int, transfer_s: float | Sequence[float], rank_of: Ints) -> float:

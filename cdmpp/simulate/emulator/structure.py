@@ -128,11 +128,11 @@ def _words(name: tuple[str, int, int]) -> str:
 
 
 def _numbers(passes: list[Pass], stages: int, micro_batches: int, path: str) -> Ints:
-    for at, one in enumerate(passes):
-        if not (0 <= one.stage < stages and 0 <= one.micro_batch < micro_batches):
-            raise FieldError(
-                f"{path}.{at}: there is no micro-batch {one.micro_batch} in stage {one.stage}",
-                path=f"{path}.{at}",
+    for at, (_, stage, micro_batch) in enumerate(passes):
+        if not (0 <= stage < stages and 0 <= micro_batch < micro_batches):
+            raise FieldError.at(
+                f"{path}.{at}",
+                f"there is no micro-batch {micro_batch} in stage {stage}",
                 hint=f"there are stages 0 to {stages - 1} and micro-batches 0 to {micro_batches - 1}",
             )
     return np.array([(_NUMBER[kind] * stages + stage) * micro_batches + m for kind, stage, m in passes], np.int32)
@@ -145,24 +145,24 @@ def _check(rows: list[Ints], orders: Orders, stages: int, micro_batches: int, pa
     for rank, (row, passes) in enumerate(zip(rows, orders, strict=True)):
         home = row // micro_batches % stages
         for at in np.flatnonzero((rank_of[home] >= 0) & (rank_of[home] != rank)):
-            raise FieldError(
-                f"{path}.{rank}.{at}: stage {passes[at].stage} is on rank {rank_of[home[at]]} already",
-                path=f"{path}.{rank}.{at}",
+            raise FieldError.at(
+                f"{path}.{rank}.{at}",
+                f"stage {passes[at].stage} is on rank {rank_of[home[at]]} already",
                 hint="all passes of a stage run on one rank",
             )
         rank_of[home] = rank
         once = np.zeros(len(row), bool)
         once[np.unique(row, return_index=True)[1]] = True
         for at in np.flatnonzero(~once | seen[row]):
-            raise FieldError(f"{path}.{rank}.{at}: {_words(passes[at])} is there twice", path=f"{path}.{rank}.{at}")
+            raise FieldError.at(f"{path}.{rank}.{at}", f"{_words(passes[at])} is there twice")
         seen[row] = True
     missing = np.flatnonzero(~seen[: 2 * stages * micro_batches])
     if len(missing):
         first = divmod(int(missing[0]), micro_batches)
         name = ("FB"[first[0] // stages], first[0] % stages, first[1])
-        raise FieldError(
-            f"{path}: {_words(name)} is missing" + (f", and {len(missing) - 1} more" if missing[1:].size else ""),
-            path=path,
+        raise FieldError.at(
+            path,
+            f"{_words(name)} is missing" + (f", and {len(missing) - 1} more" if missing[1:].size else ""),
             hint="every micro-batch passes every stage forward and backward",
         )
     return rank_of

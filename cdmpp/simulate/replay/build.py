@@ -22,6 +22,8 @@ from cdmpp.simulate.replay.records import NodeRecord
 
 _COSTS = ("duration_s", "program", "programs", "bytes", "collective")
 _costs = attrgetter(*_COSTS)
+#: Figures of a link without a table.
+FIGURES = ("alpha_s", "beta_s_per_byte", "bandwidth_bytes_per_s")
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,8 @@ class CheckedNodes:
         made = []
         for i, form in enumerate(self.nodes):
             (device, stream), *also = self.held[i]
-            if form.gap_s is not None:
-                gap_s = form.gap_s
-            else:
-                entry = self.devices.get(device) if form.collective is None else None
-                gap_s = entry.gap_s if entry is not None else 0.0
+            entry = self.devices.get(device) if form.collective is None else None
+            gap_s = form.gap_s if form.gap_s is not None else entry.gap_s if entry is not None else 0.0
             made.append(Node(form.id, device, self.seconds[i], self.deps[i], stream, self.kinds[i], gap_s, tuple(also)))
         parallel = frozenset(name for name, entry in self.devices.items() if entry.parallel)
         return Graph(made, parallel, order)
@@ -94,21 +93,32 @@ def check_nodes(
         if cost == "duration_s":
             seconds = float(node.duration_s or 0.0)
         elif isinstance(node.collective, PredictedCollectiveForm):
-            _add_collective(checked, i, node, node.collective, options, numbers)
+            form, name = node.collective, node.collective.devices[0] if node.collective.devices else str(node.device)
+            alone = PriceOptions(None, options.protocol, None)
+            _add_program(checked, i, name, Work(program=form.program()), f"{path}.collective", alone, numbers)
         elif cost in ("bytes", "collective"):
             seconds, name, inside = _transfer(node, known, path)
             if not inside:
                 outside[name] = outside.get(name, 0) + 1
             if links[name].exclusive:
                 held.append((f"link:{name}", "0"))
+        elif node.programs is None:
+            work = Work(program=node.program or {}, count=node.count or 1)
+            _add_program(checked, i, str(node.device), work, f"{path}.program", options, numbers)
         else:
-            _add_programs(checked, i, node, options, numbers)
+            for k, work in enumerate(node.programs):
+                where = f"{path}.programs.{k}.program"
+                _add_program(checked, i, str(node.device), work, where, options, numbers)
         checked.seconds.append(seconds)
         checked.held.append(held)
         comm = cost in ("bytes", "collective") or is_collective((node.program or {}).get("operator"))
         checked.classes.append(node.class_ or ("comm" if comm else "compute"))
         checked.kinds.append(_kind(checked.classes[-1], cost))
-    _check_devices(checked)
+    used = {device for held in checked.held for device, _ in held}
+    for name in checked.devices:
+        if name not in used:
+            hint = "nodes run on: " + ", ".join(sorted(used)[:20])
+            raise FieldError(f"devices has {name!r}, and no node runs there", path=f"devices.{name}", hint=hint)
     for name, count in sorted(outside.items()):
         checked.remarks.append(f"link {name}: {count} transfers lie outside its table; their times extend it")
     return checked
@@ -184,20 +194,17 @@ def read_link(form: LinkForm, path: str, operator: str = "all_reduce", figure: s
     Raises FieldError: it has a table and other figures, or two rates, or a table whose bytes do not grow; or it is
     predicted, and has figures too or predicts another operation.
     """
-    figures = [
-        name for name in ("alpha_s", "beta_s_per_byte", "bandwidth_bytes_per_s") if getattr(form, name) is not None
-    ]
-    rates = [name for name in figures if name != "alpha_s"]
+    given = [name for name in (*FIGURES, "table") if getattr(form, name) is not None]
+    rates = [name for name in given if name in FIGURES[1:]]
     if form.collective is not None:
-        if figures or form.table is not None:
-            given = figures[0] if figures else "table"
-            raise FieldError(f"{path} has collective and {given}", path=f"{path}.{given}", hint="give one")
+        if given:
+            raise FieldError(f"{path} has collective and {given[0]}", path=f"{path}.{given[0]}", hint="give one")
         return Link(table=form.rows(operator, path, figure))
-    if form.table is not None and figures:
-        raise FieldError(f"{path} has a table and {figures[0]}", path=f"{path}.table", hint="give one")
+    if form.table is not None and len(given) > 1:
+        raise FieldError(f"{path} has a table and {given[0]}", path=f"{path}.table", hint="give one")
     if len(rates) > 1:
         raise FieldError(f"{path} has {rates[0]} and {rates[1]}", path=f"{path}.{rates[1]}", hint="give one")
-    if form.table is None and not figures:
+    if not given:
         raise FieldError(
             f"{path} has no figures", path=path, hint='{"alpha_s": 1e-5, "bandwidth_bytes_per_s": 1e10}, or a table'
         )
@@ -234,44 +241,25 @@ def _transfer(node: NodeRecord, links: Mapping[str, Link], path: str) -> tuple[f
     return seconds, name, not steps or link.measured(size)
 
 
-def _add_programs(
-    checked: CheckedNodes, i: int, node: NodeRecord, options: PriceOptions, numbers: dict[tuple[str, str], int]
-) -> None:
-    entry = checked.devices.get(str(node.device))
-    device = entry.device if entry is not None and entry.device is not None else str(node.device)
-    works = node.programs
-    if works is None:
-        works = [Work(program=node.program or {}, count=node.count or 1)]
-    for k, work in enumerate(works):
-        key = (_text(work.program), _text(device))
-        if key not in numbers:
-            numbers[key] = len(checked.price_requests)
-            path = f"nodes.{i}.program" if node.programs is None else f"nodes.{i}.programs.{k}.program"
-            checked.price_requests.append(
-                PriceRequest(path, work.program, device, options.backend, options.protocol, options.framework)
-            )
-        checked.parts.append((i, numbers[key], work.count))
-
-
-def _add_collective(
+def _add_program(
     checked: CheckedNodes,
     i: int,
-    node: NodeRecord,
-    form: PredictedCollectiveForm,
+    name: str,
+    work: Work,
+    path: str,
     options: PriceOptions,
     numbers: dict[tuple[str, str], int],
 ) -> None:
-    """A predicted collective; its device is that of the node or of its first rank."""
-    name = str(node.device) if form.devices is None else form.devices[0]
+    """A program of node ``i`` on a device of the graph; equal ones are priced once."""
     entry = checked.devices.get(name)
     device = entry.device if entry is not None and entry.device is not None else name
-    program = form.program()
-    key = (_text(program), _text(device))
+    key = (_text(work.program), _text(device))
     if key not in numbers:
         numbers[key] = len(checked.price_requests)
-        path = f"nodes.{i}.collective"
-        checked.price_requests.append(PriceRequest(path, program, device, protocol=options.protocol))
-    checked.parts.append((i, numbers[key], 1))
+        checked.price_requests.append(
+            PriceRequest(path, work.program, device, options.backend, options.protocol, options.framework)
+        )
+    checked.parts.append((i, numbers[key], work.count))
 
 
 def _text(value: Any) -> str:
@@ -292,9 +280,6 @@ def _dependencies(nodes: Sequence[NodeRecord]) -> list[tuple[str, ...]]:
             recorded[event] = node.id
     dependencies = []
     for i, node in enumerate(nodes):
-        if not node.waits:
-            dependencies.append(tuple(node.deps))
-            continue
         for k, event in enumerate(node.waits):
             if event not in recorded:
                 raise FieldError(
@@ -304,17 +289,6 @@ def _dependencies(nodes: Sequence[NodeRecord]) -> list[tuple[str, ...]]:
                 )
         dependencies.append((*node.deps, *(recorded[event] for event in node.waits)))
     return dependencies
-
-
-def _check_devices(checked: CheckedNodes) -> None:
-    used = {device for held in checked.held for device, _ in held}
-    for name in checked.devices:
-        if name not in used:
-            raise FieldError(
-                f"devices has {name!r}, and no node runs there",
-                path=f"devices.{name}",
-                hint="nodes run on: " + ", ".join(sorted(used)[:20]),
-            )
 
 
 @dataclass(frozen=True)

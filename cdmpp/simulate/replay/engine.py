@@ -57,10 +57,7 @@ class Replayer:
             self._longest_path_s(a.walked)
 
     def with_durations(self, duration_s: Floats) -> Replayer:
-        """The same graph with other durations, and their bounds, without another check.
-
-        ``duration_s``: as :meth:`run` takes them.
-        """
+        """The same graph with other durations (see :meth:`run`), and their bounds, without another check."""
         other = copy.copy(self)
         other.__dict__.pop("busiest_stream_s", None)
         durations = np.asarray(duration_s, np.float64)[self.arrays.place]
@@ -71,8 +68,7 @@ class Replayer:
     def _longest_path_s(self, edges: Follow) -> float:
         """End of a walk without streams. It does not reach nodes on or after a cycle. Raises FieldError: a cycle."""
         a = self.arrays
-        unheld = np.zeros_like(a.uses_start), a.uses[:0]
-        _, end, _ = self._walked(a.duration_s, _prepared(a, edges, *unheld))
+        _, end, _ = self._walked(a.duration_s, _prepared(a, edges, np.zeros_like(a.uses_start), a.uses[:0]))
         if len(end) and end.min() < 0:
             raise _cycle(self.graph, a, edges, end >= 0)
         return float(end.max(initial=0.0))
@@ -104,8 +100,7 @@ class Replayer:
         return np.array(lists[0]), np.array(lists[1]), np.array(lists[2], dtype=np.int64)
 
     def makespans(self, duration_s: Floats) -> Floats:
-        """Makespans of many replays. ``duration_s`` (replays, nodes): seconds, in the order of
-        ``graph.nodes``."""
+        """Makespans of many replays. ``duration_s`` (replays, nodes): seconds, in the order of ``graph.nodes``."""
         durations = np.ascontiguousarray(np.asarray(duration_s, np.float64)[:, self.arrays.place])
         if COMPILED:
             return _many(durations, *self._fixed)
@@ -209,18 +204,18 @@ def _many(
 
 
 def _cycle(graph: Graph, a: Arrays, edges: Follow, reached: npt.NDArray[np.bool_]) -> FieldError:
-    """Name the nodes of one cycle among those that no walk reaches."""
+    """The error that names the nodes of one cycle among those that no walk reaches."""
     before: dict[int, int] = {}  # unreached node to an unreached node that it waits for
     for i in np.flatnonzero(~reached).tolist():
         for j in edges.next[edges.start[i] : edges.start[i + 1]].tolist():
             before.setdefault(j, i)
     at = min(before)
-    seen: dict[int, int] = {}
+    seen: dict[int, None] = {}
     while at not in seen:
-        seen[at] = len(seen)
+        seen[at] = None
         at = before[at]
-    around = [i for i, when in seen.items() if when >= seen[at]][::-1]
-    first = min(range(len(around)), key=lambda k: around[k])
+    around = list(seen)[list(seen).index(at) :][::-1]
+    first = around.index(min(around))
     around = around[first:] + around[:first]
     names = [graph.nodes[a.place[i]].id for i in (*around, around[0])]
     shown = names if len(names) <= _MOST_NAMED else [*names[: _MOST_NAMED - 2], "...", names[-1]]

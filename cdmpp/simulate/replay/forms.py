@@ -44,23 +44,22 @@ class CollectiveNodeForm(Closed):
     """A transfer between ranks that starts when all of them are ready, and holds a stream on each."""
 
     op: Collective
-    ranks: Annotated[list[Name], Field(min_length=1, description="Devices.")]
-    bytes: Annotated[Bytes, Field(description="Size of the whole buffer.")]
-    link: Annotated[Name, Field(description="A name in links: the link between neighbours.")]
-    algorithm: Annotated[
-        Algorithm, Field(description='"measured": the link gives times of whole operations, not of messages.')
-    ] = "ring"
+    ranks: list[Name] = Field(min_length=1, description="Devices.")
+    bytes: Bytes = Field(description="Size of the whole buffer.")
+    link: Name = Field(description="A name in links: the link between neighbours.")
+    algorithm: Algorithm = Field(
+        "ring", description='"measured": the link gives times of whole operations, not of messages.'
+    )
 
 
 class PredictedCollectiveForm(CollectiveOptions):
     """A collective whose time is predicted, on the device of its node or on several devices of the graph."""
 
     operator: CollectiveOperator
-    bytes: Annotated[float, Field(gt=0, le=MAX_BYTES, description="The larger buffer of one rank.")]
-    ranks: Annotated[
-        Ranks | Annotated[list[Name], Field(min_length=2)],
-        Field(description="How many; the node has a device then. Or the devices, one for each rank."),
-    ]
+    bytes: float = Field(gt=0, le=MAX_BYTES, description="The larger buffer of one rank.")
+    ranks: Ranks | Annotated[list[Name], Field(min_length=2)] = Field(
+        description="How many; the node has a device then. Or the devices, one for each rank."
+    )
 
     @property
     def devices(self) -> list[str] | None:
@@ -90,47 +89,37 @@ class NodeForm(Closed):
     """A node: exactly one of duration_s, program, programs, bytes and collective gives its cost."""
 
     id: Name
-    device: Annotated[Name | None, Field(description="Device of the node; a collective has ranks instead.")] = None
-    stream: Annotated[StreamName | None, Field(description='Default: "0"; for a collective "comm", on each rank.')] = (
-        None
-    )
+    device: Name | None = Field(None, description="Device of the node; a collective has ranks instead.")
+    stream: StreamName | None = Field(None, description='Default: "0"; for a collective "comm", on each rank.')
     duration_s: Seconds | None = None
     program: ProgramForm | None = None
-    count: Annotated[
-        Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber] | None,
-        Field(description="Number of runs of program; default: 1."),
-    ] = None
-    programs: Annotated[
-        list[Work] | None, Field(min_length=1, description="Several programs, one after the other.")
-    ] = None
+    count: Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber] | None = Field(
+        None, description="Number of runs of program; default: 1."
+    )
+    programs: list[Work] | None = Field(None, min_length=1, description="Several programs, one after the other.")
     bytes: Bytes | None = None
-    link: Annotated[Name | None, Field(description="A name in links; needs bytes.")] = None
+    link: Name | None = Field(None, description="A name in links; needs bytes.")
     collective: AnyCollective | None = None
-    deps: Annotated[list[Name], Field(description="Ids of nodes that must end before.", default_factory=list)]
-    records: Annotated[list[Name], Field(description="Events that are recorded when it ends.", default_factory=list)]
-    waits: Annotated[list[Name], Field(description="Events that it waits for.", default_factory=list)]
-    gap_s: Annotated[
-        Seconds | None,
-        Field(description="Idle time after it, for its stream and its dependents; default: gap_s of its device."),
-    ] = None
-    class_: Annotated[
-        Name | None,
-        Field(
-            alias="class",
-            description='Selected by overrides. "comm", bytes and collectives count as communication, "gap" as idle '
-            'time, everything else as computation. Default: "compute" or "comm".',
-        ),
-    ] = None
+    deps: list[Name] = Field(description="Ids of nodes that must end before.", default_factory=list)
+    records: list[Name] = Field(description="Events that are recorded when it ends.", default_factory=list)
+    waits: list[Name] = Field(description="Events that it waits for.", default_factory=list)
+    gap_s: Seconds | None = Field(
+        None, description="Idle time after it, for its stream and its dependents; default: gap_s of its device."
+    )
+    class_: Name | None = Field(
+        None,
+        alias="class",
+        description='Selected by overrides. "comm", bytes and collectives count as communication, "gap" as idle '
+        'time, everything else as computation. Default: "compute" or "comm".',
+    )
 
 
 class DeviceEntry(Closed):
     """A device of the graph."""
 
-    device: Annotated[
-        DeviceForm | None, Field(description="Device for predictions; default: the device of this name.")
-    ] = None
-    parallel: Annotated[bool, Field(description="Runs all ready nodes at the same time.")] = False
-    gap_s: Annotated[Seconds, Field(description="Idle time after each of its nodes.")] = 0.0
+    device: DeviceForm | None = Field(None, description="Device for predictions; default: the device of this name.")
+    parallel: bool = Field(False, description="Runs all ready nodes at the same time.")
+    gap_s: Seconds = Field(0.0, description="Idle time after each of its nodes.")
 
 
 Row = Annotated[
@@ -145,19 +134,18 @@ class LinkForm(Priced):
     device.
     """
 
-    alpha_s: Annotated[Seconds | None, Field(description="Latency: seconds of an empty message; default 0.")] = None
+    alpha_s: Seconds | None = Field(None, description="Latency: seconds of an empty message; default 0.")
     beta_s_per_byte: Annotated[float, Field(ge=0, le=MAX_SECONDS)] | None = None
     bandwidth_bytes_per_s: Annotated[float, Field(ge=1, le=MAX_BYTES)] | None = None
-    table: Annotated[
-        list[Row] | None,
-        Field(
-            min_length=2, description="Measured [bytes, seconds], bytes growing; linear in logarithms between the rows."
-        ),
-    ] = None
-    exclusive: Annotated[bool, Field(description="Carries one transfer at a time.")] = False
-    collective: Annotated[
-        CollectiveLinkForm | None, Field(description="Times of whole collectives are predicted; needs device.")
-    ] = None
+    table: list[Row] | None = Field(
+        None,
+        min_length=2,
+        description="Measured [bytes, seconds], bytes growing; linear in logarithms between the rows.",
+    )
+    exclusive: bool = Field(False, description="Carries one transfer at a time.")
+    collective: CollectiveLinkForm | None = Field(
+        None, description="Times of whole collectives are predicted; needs device."
+    )
     device: DeviceForm | None = None
     protocol: Protocol = DEFAULT_PROTOCOL
 
@@ -170,7 +158,7 @@ class LinkForm(Priced):
         """
         if (self.collective is None) != (self.device is None):
             missing = "collective" if self.collective is None else "device"
-            raise FieldError(f"{path}.{missing}: a predicted link has collective and device", path=f"{path}.{missing}")
+            raise FieldError.at(f"{path}.{missing}", "a predicted link has collective and device")
         if self.collective is None or self.device is None:
             return []
         return [
@@ -200,9 +188,9 @@ class LinkForm(Priced):
         """
         assert self._prices is not None, "not priced"
         if operator not in self._prices:
-            raise FieldError(
-                f"{path}.collective.operator: this request needs {operator}",
-                path=f"{path}.collective.operator",
+            raise FieldError.at(
+                f"{path}.collective.operator",
+                f"this request needs {operator}",
                 hint="leave operator out: all operations are predicted",
             )
         seconds = [float(getattr(price, figure)) for price in self._prices[operator]]
@@ -216,12 +204,12 @@ class LinkForm(Priced):
 class OverrideForm(Closed):
     """A what-if: nodes that match all given selectors take ratio x max(duration + delay_s, 0)."""
 
-    node: Annotated[Name | None, Field(description="Id of a node.")] = None
-    device: Annotated[Name | None, Field(description="Device of the graph, also as a rank of a collective.")] = None
+    node: Name | None = Field(None, description="Id of a node.")
+    device: Name | None = Field(None, description="Device of the graph, also as a rank of a collective.")
     stream: StreamName | None = None
-    class_: Annotated[Name | None, Field(alias="class")] = None
-    ratio: Annotated[float, Field(ge=0, le=1e6)] = 1.0
-    delay_s: Annotated[float, Field(ge=-MAX_SECONDS, le=MAX_SECONDS)] = 0.0
+    class_: Name | None = Field(None, alias="class")
+    ratio: float = Field(1.0, ge=0, le=1e6)
+    delay_s: float = Field(0.0, ge=-MAX_SECONDS, le=MAX_SECONDS)
 
     def selectors(self) -> dict[str, str]:
         """The given selectors by their JSON names."""
@@ -232,6 +220,6 @@ class OverrideForm(Closed):
 class MissingForm(Closed):
     """An operator of the model that is not in the graph because it has no program."""
 
-    operator: Annotated[str, Field(max_length=MAX_TEXT)]
+    operator: str = Field(max_length=MAX_TEXT)
     count: Annotated[int, Field(ge=1, le=10**9), WholeNumber]
-    reason: Annotated[str, Field(max_length=MAX_TEXT)]
+    reason: str = Field(max_length=MAX_TEXT)

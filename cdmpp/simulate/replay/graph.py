@@ -22,13 +22,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One unit of work on a stream.
-
-    Attributes
-    ----------
-    device, stream : str
-        Its device and stream. A stream runs one node at a time.
-    """
+    """One unit of work on a stream, which runs one node at a time."""
 
     id: str  # unique in the graph
     device: str
@@ -156,15 +150,12 @@ def _uses(graph: Graph, order: Sequence[int]) -> tuple[Ints, Ints, tuple[tuple[s
     index: dict[tuple[str, str], int] = {}
     uses: list[int] = []
     starts = [0]
-    parallel = graph.parallel
     for i in order:
         node = graph.nodes[i]
-        if node.device not in parallel:
-            uses.append(index.setdefault((node.device, node.stream), len(index)))
-        if node.also:
-            for held in dict.fromkeys(node.also):
-                if held[0] not in parallel and held != (node.device, node.stream):
-                    uses.append(index.setdefault(held, len(index)))
+        lane = node.device, node.stream
+        for held in dict.fromkeys((lane, *node.also)) if node.also else (lane,):
+            if held[0] not in graph.parallel:
+                uses.append(index.setdefault(held, len(index)))
         starts.append(len(uses))
     return np.array(starts, dtype=np.int64), np.array(uses, dtype=np.int64), tuple(index)
 

@@ -118,7 +118,7 @@ def _column(table: pa.Table, name: str) -> list[Any]:
         at, *inside = problem["loc"]
         row = at if rows is None else rows.index(at)
         where = ".".join(map(str, ("nodes", row, _COLUMN[name], *inside)))
-        raise FieldError(f"{where}: {problem['msg']}: {problem['input']!r}", path=where, hint=_HINT) from None
+        raise FieldError.at(where, f"{problem['msg']}: {problem['input']!r}", hint=_HINT) from None
     return values if rows is None else [values[at] for at in rows]
 
 

@@ -98,7 +98,7 @@ class NodeRow(Row):
     id: str
     device: str
     stream: str
-    class_: Annotated[str, Field(alias="class")]
+    class_: str = Field(alias="class")
     start_s: float
     end_s: float
 

@@ -36,36 +36,36 @@ _MOST_ROWS = 15
 class MakespanInterval(Interval):
     """Interval of the makespan, from the intervals of the predictions."""
 
-    lower_s: Annotated[float, Field(description="The lowest quantile, or the makespan where that is lower.")]
-    upper_s: Annotated[float, Field(description="The highest quantile, or the makespan where that is higher.")]
-    quantiles: Annotated[dict[str, float], Field(description="Level to seconds, of the sampled makespans.")]
+    lower_s: float = Field(description="The lowest quantile, or the makespan where that is lower.")
+    upper_s: float = Field(description="The highest quantile, or the makespan where that is higher.")
+    quantiles: dict[str, float] = Field(description="Level to seconds, of the sampled makespans.")
     mean_s: float
-    samples: Annotated[int, Field(description="0: nothing was predicted, the makespan is certain.")]
+    samples: int = Field(description="0: nothing was predicted, the makespan is certain.")
 
 
 class PathNode(Row):
     """A node of the critical path."""
 
     id: str
-    device: Annotated[str, Field(description="For a collective, its first rank.")]
+    device: str = Field(description="For a collective, its first rank.")
     stream: str
-    class_: Annotated[str, Field(alias="class")]
+    class_: str = Field(alias="class")
     start_s: float
     end_s: float
-    share: Annotated[float, Field(description="Share of the makespan.")]
-    program: Annotated[str | None, Field(description="Its program; of several programs the longest one.")]
+    share: float = Field(description="Share of the makespan.")
+    program: str | None = Field(description="Its program; of several programs the longest one.")
 
 
 class PathShare(Row):
     """Share of the critical path of one program, or of all nodes of a class without programs."""
 
-    program: Annotated[str | None, Field(description="null: given durations, transfers and gaps, by class.")]
-    device: Annotated[str | None, Field(description="Device of the prediction.")]
-    class_: Annotated[str, Field(alias="class")]
+    program: str | None = Field(description="null: given durations, transfers and gaps, by class.")
+    device: str | None = Field(description="Device of the prediction.")
+    class_: str = Field(alias="class")
     nodes: int
-    runs: Annotated[int, Field(description="Runs of the program; without a program, number of nodes or gaps.")]
+    runs: int = Field(description="Runs of the program; without a program, number of nodes or gaps.")
     seconds: float
-    share: Annotated[float, Field(description="Share of the makespan.")]
+    share: float = Field(description="Share of the makespan.")
 
     @property
     def name(self) -> str:
@@ -87,7 +87,7 @@ class DeviceRow(Row):
     """A device of the graph."""
 
     device: str
-    exposed_comm_s: Annotated[float, Field(description="Seconds in which it transfers and does not compute.")]
+    exposed_comm_s: float = Field(description="Seconds in which it transfers and does not compute.")
 
 
 def _not_given(value: object) -> bool:
@@ -97,15 +97,15 @@ def _not_given(value: object) -> bool:
 class WhatIf(Row):
     """An override, with the selectors that it has, and the makespan with it."""
 
-    node: Annotated[str | None, Field(exclude_if=_not_given)] = None
-    device: Annotated[str | None, Field(exclude_if=_not_given)] = None
-    stream: Annotated[str | int | None, Field(exclude_if=_not_given)] = None
-    class_: Annotated[str | None, Field(alias="class", exclude_if=_not_given)] = None
+    node: str | None = Field(None, exclude_if=_not_given)
+    device: str | None = Field(None, exclude_if=_not_given)
+    stream: str | int | None = Field(None, exclude_if=_not_given)
+    class_: str | None = Field(None, alias="class", exclude_if=_not_given)
     ratio: float
     delay_s: float
-    nodes: Annotated[int, Field(description="Number of matching nodes.")]
+    nodes: int = Field(description="Number of matching nodes.")
     makespan_s: float
-    saving_s: Annotated[float, Field(description="Makespan less this one; negative: it becomes longer.")]
+    saving_s: float = Field(description="Makespan less this one; negative: it becomes longer.")
 
     def cells(self) -> tuple[str, ...]:
         """Cells of the table of what-ifs."""
@@ -120,8 +120,8 @@ class WhatIf(Row):
 class Trace(Row):
     """Chrome trace events, times in µs."""
 
-    trace_events: Annotated[list[dict[str, Any]], Field(alias="traceEvents")]
-    display_time_unit: Annotated[Literal["ms"], Field(alias="displayTimeUnit")] = "ms"
+    trace_events: list[dict[str, Any]] = Field(alias="traceEvents")
+    display_time_unit: Literal["ms"] = Field("ms", alias="displayTimeUnit")
 
 
 class ReplayPlan(Plan):
@@ -130,21 +130,17 @@ class ReplayPlan(Plan):
     bounded = "orders of the nodes"
 
     makespan_s: float
-    lower_bound_s: Annotated[float, Field(description="The longest path, or the time of the busiest stream.")]
-    interval: Annotated[MakespanInterval | None, Field(description="null: samples is 0, and programs were predicted.")]
-    critical_path: Annotated[list[PathNode], Field(description="Each node starts when the one before allows it.")]
-    by_program: Annotated[
-        list[PathShare], Field(description="The critical path by program, largest first; shares sum to 1.")
-    ]
+    lower_bound_s: float = Field(description="The longest path, or the time of the busiest stream.")
+    interval: MakespanInterval | None = Field(description="null: samples is 0, and programs were predicted.")
+    critical_path: list[PathNode] = Field(description="Each node starts when the one before allows it.")
+    by_program: list[PathShare] = Field(description="The critical path by program, largest first; shares sum to 1.")
     streams: list[StreamRow]
     devices: list[DeviceRow]
-    exposed_comm_s: Annotated[
-        float, Field(description="Seconds in which something is transferred and no device computes.")
-    ]
-    what_if: Annotated[list[WhatIf], Field(description="In the order of overrides.")]
-    timeline: Annotated[NodeTimeline, Field(description="In the order of nodes.")]
-    missing: Annotated[list[forms.MissingForm], Field(description="Operators of the model that are not included.")]
-    remarks: Annotated[list[str], Field(description="Transfers outside of the measured range.")]
+    exposed_comm_s: float = Field(description="Seconds in which something is transferred and no device computes.")
+    what_if: list[WhatIf] = Field(description="In the order of overrides.")
+    timeline: NodeTimeline = Field(description="In the order of nodes.")
+    missing: list[forms.MissingForm] = Field(description="Operators of the model that are not included.")
+    remarks: list[str] = Field(description="Transfers outside of the measured range.")
     trace: Trace | None
 
     def to_json(self) -> dict[str, Any]:
@@ -202,48 +198,38 @@ class ReplayRequest(Request[ReplayPlan]):
     """A graph of nodes on devices and streams to replay (dPRO)."""
 
     nodes: NodeList
-    devices: Annotated[
-        dict[Name, Name | forms.DeviceEntry],
-        Field(description="Devices of the nodes whose names are not those of known devices.", default_factory=dict),
-    ]
-    links: Annotated[dict[Name, forms.LinkForm], Field(default_factory=dict)]
-    order: Annotated[
-        Order,
-        Field(
-            description='"ready": a stream runs the node that is ready first, ties by id. "listed": a stream runs its '
-            "nodes in the order of the list, as a GPU stream."
-        ),
-    ] = "ready"
+    devices: dict[Name, Name | forms.DeviceEntry] = Field(
+        description="Devices of the nodes whose names are not those of known devices.", default_factory=dict
+    )
+    links: dict[Name, forms.LinkForm] = Field(default_factory=dict)
+    order: Order = Field(
+        "ready",
+        description='"ready": a stream runs the node that is ready first, ties by id. "listed": a stream runs its '
+        "nodes in the order of the list, as a GPU stream.",
+    )
     backend: Backend | None = None
     protocol: Protocol = DEFAULT_PROTOCOL
     framework: Framework | None = None
-    overrides: Annotated[
-        list[forms.OverrideForm], Field(description="What-ifs, each applied alone.", default_factory=list)
-    ]
-    quantiles: Annotated[
-        list[Annotated[float, Field(gt=0, lt=1)]],
-        Field(min_length=1, max_length=32, description="Quantile levels of the interval."),
-    ] = [0.1, 0.9]  # noqa: RUF012
-    samples: Annotated[
-        Annotated[int, Field(ge=0, le=MAX_COUNT), WholeNumber] | None,
-        Field(description="Samples of the interval; default: 256, in large graphs fewer, at least 16."),
-    ] = None
+    overrides: list[forms.OverrideForm] = Field(description="What-ifs, each applied alone.", default_factory=list)
+    quantiles: list[Annotated[float, Field(gt=0, lt=1)]] = Field(
+        [0.1, 0.9], min_length=1, max_length=32, description="Quantile levels of the interval."
+    )
+    samples: Annotated[int, Field(ge=0, le=MAX_COUNT), WholeNumber] | None = Field(
+        None, description="Samples of the interval; default: 256, in large graphs fewer, at least 16."
+    )
     seed: Seed = 0
-    correlation: Annotated[
-        float,
-        Field(
-            ge=0,
-            le=1,
-            description="Correlation of the errors of different programs on one device. 1: all errors have one sign, "
-            "as in whole networks; 0: they partly cancel. Equal programs always have equal errors.",
-        ),
-    ] = 1.0
-    timeline: Annotated[bool, Field(description="List start and end of each node.")] = True
-    trace: Annotated[bool, Field(description="Add Chrome trace events.")] = False
-    missing: Annotated[
-        list[forms.MissingForm],
-        Field(description="Operators of a model that are not in this graph; copied to the plan.", default_factory=list),
-    ]
+    correlation: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Correlation of the errors of different programs on one device. 1: all errors have one sign, "
+        "as in whole networks; 0: they partly cancel. Equal programs always have equal errors.",
+    )
+    timeline: bool = Field(True, description="List start and end of each node.")
+    trace: bool = Field(False, description="Add Chrome trace events.")
+    missing: list[forms.MissingForm] = Field(
+        description="Operators of a model that are not in this graph; copied to the plan.", default_factory=list
+    )
 
     _prices: list[Prediction] = PrivateAttr(default_factory=list)
 

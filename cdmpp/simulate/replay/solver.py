@@ -60,6 +60,7 @@ def _solve(request: ReplayRequest) -> ReplayPlan:
     shares = path_by_program(checked, durations, request.prices, timeline)
     nodes, makespan_s = timeline.graph.nodes, timeline.makespan_s
     starts, ends = timeline.start_s.tolist(), timeline.end_s.tolist()
+    columns = [[getattr(node, name) for node in nodes] for name in ("id", "device", "stream")]
     return ReplayPlan(
         makespan_s=makespan_s,
         lower_bound_s=min(max(replayer.longest_path_s, replayer.busiest_stream_s), makespan_s),
@@ -78,26 +79,11 @@ def _solve(request: ReplayRequest) -> ReplayPlan:
             for i in timeline.critical_path
         ],
         by_program=shares,
-        streams=[
-            StreamRow(device=use.device, stream=use.stream, busy_s=use.busy_s, idle_s=use.idle_s, nodes=use.nodes)
-            for use in timeline.streams
-        ],
-        devices=[
-            DeviceRow(device=device, exposed_comm_s=seconds)
-            for device, seconds in timeline.exposed_comm_by_device_s.items()
-        ],
+        streams=[StreamRow(**vars(use)) for use in timeline.streams],
+        devices=[DeviceRow(device=name, exposed_comm_s=s) for name, s in timeline.exposed_comm_by_device_s.items()],
         exposed_comm_s=timeline.exposed_comm_s,
         what_if=_what_ifs(request, replayer, durations.durations(), makespan_s),
-        timeline=NodeRows(
-            [node.id for node in nodes],
-            [node.device for node in nodes],
-            [node.stream for node in nodes],
-            checked.classes,
-            starts,
-            ends,
-        )
-        if request.timeline
-        else None,
+        timeline=NodeRows(*columns, checked.classes, starts, ends) if request.timeline else None,
         missing=request.missing,
         remarks=list(checked.remarks),
         trace=Trace(trace_events=trace_events(timeline, programs)) if request.trace else None,
@@ -148,19 +134,7 @@ def _what_ifs(request: ReplayRequest, replayer: Replayer, durations: Floats, mak
         changed = durations.copy()
         changed[matched] = override.ratio * np.maximum(changed[matched] + override.delay_s, 0.0)
         changed_s = float(replayer.makespans(changed[None])[0])
-        rows.append(
-            WhatIf(
-                node=override.node,
-                device=override.device,
-                stream=override.stream,
-                class_=override.class_,
-                ratio=override.ratio,
-                delay_s=override.delay_s,
-                nodes=len(matched),
-                makespan_s=changed_s,
-                saving_s=makespan_s - changed_s,
-            )
-        )
+        rows.append(WhatIf(**dict(override), nodes=len(matched), makespan_s=changed_s, saving_s=makespan_s - changed_s))
     return rows
 
 
@@ -277,12 +251,8 @@ def spread_of(requests: Sequence[PriceRequest], prices: Sequence[Prediction]) ->
     for key, price in zip(keys, prices, strict=True):
         below[numbers[key]], above[numbers[key]] = _slopes(price)
     devices = {name: i for i, name in enumerate(sorted({key[0] for key in keys}))}
-    return DurationSpread(
-        below,
-        above,
-        np.array([numbers[key] for key in keys], dtype=np.int64),
-        np.array([devices[key[0]] for key in numbers], dtype=np.int64),
-    )
+    draw = np.array([numbers[key] for key in keys], dtype=np.int64)
+    return DurationSpread(below, above, draw, np.array([devices[key[0]] for key in numbers], dtype=np.int64))
 
 
 def _slopes(price: Prediction) -> tuple[float, float]:
@@ -329,18 +299,8 @@ def trace_events(timeline: Timeline, programs: Sequence[str | None]) -> list[dic
         if program is not None:
             arguments["program"] = program
         for stream in dict.fromkeys(((node.device, node.stream), *node.also)):
-            events.append(
-                {
-                    "ph": "X",
-                    "name": node.id,
-                    "cat": node.kind,
-                    "pid": process[stream[0]],
-                    "tid": thread[stream],
-                    "ts": starts[i],
-                    "dur": lengths[i],
-                    "args": arguments,
-                }
-            )
+            event = {"ph": "X", "name": node.id, "cat": node.kind, "pid": process[stream[0]], "tid": thread[stream]}
+            events.append(event | {"ts": starts[i], "dur": lengths[i], "args": arguments})
     return events
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -33,36 +33,14 @@ def data_parallel_request(
     autocast: torch.dtype | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """A request for ``cdmpp plan data-parallel`` whose costs are predicted.
+    """A request for ``cdmpp plan data-parallel`` whose costs are predicted, as JSON values.
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-        Returns a loss, or tensors from which the backward pass starts.
-    inputs : sequence of Tensor
-        Of one rank; only shapes and types count.
-    device : str or mapping
-        A known device's name, or the figures of one's own.
-    ranks : int
-    link : mapping
-        As in the request: ``{"alpha_s": 1e-5, "bandwidth_bytes_per_s": 1e10}``.
-    protocol, framework
-        Which latency is meant.
-    autocast : torch.dtype, optional
-        As in :func:`cdmpp.programs.frontends.torch_eager.eager_trace`.
-    **more
-        Other fields of the request: ``bucket_bytes``, ``update``, ``algorithm``.
-
-    Returns
-    -------
-    dict
-        JSON values.
-
-    Raises
-    ------
-    InvalidProgramError
-        The module does not run without data, has no parameters that are trained, or launches kernels for
-        which there is no operator (all are named).
+    ``module``: returns a loss, or tensors from which the backward pass starts. ``inputs``: of one rank; only shapes and
+    types count. ``link``: as in the request: ``{"alpha_s": 1e-5, "bandwidth_bytes_per_s": 1e10}``. ``autocast``: as in
+    :func:`cdmpp.programs.frontends.torch_eager.eager_trace`. ``more``: other fields of the request: ``bucket_bytes``,
+    ``update``, ``algorithm``.
+    Raises InvalidProgramError: the module does not run without data, has no parameters that are trained, or launches
+    kernels for which there is no operator (all are named).
     """
     trace = eager_trace(module, inputs, backward=True, autocast=autocast)
     if trace.unsupported:
@@ -170,32 +148,15 @@ def measure_layers(
     warm: int = 5,
     fastest: float = 0.5,
 ) -> MeasuredModule:
-    """Time the layers of a module on the CPU, as they run.
+    """Time the layers of a module, or of a wrapper of it, on the CPU, as they run; the results are means.
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-        Or a wrapper of it.
-    step : callable
-        Runs the forward pass and returns the loss.
-    update : callable
-        The optimizer's step. Gradients are cleared after it, to None.
-    repeats, warm : int
-        Iterations that count, and others before them.
-    fastest : float
-        Share of the iterations that count: the fastest, because other work on the machine only makes them
-        longer.
+    Forward, a layer ends with its module's call; backward, with its last gradient. What lies between belongs to the one
+    that ends next, the loss to the last layer's forward pass: the layers add up to the iteration. Clocks are read where
+    Python is: on a device that works asynchronously the times would be of the calls.
 
-    Returns
-    -------
-    Measured
-        Means. Forward, a layer ends with its module's call; backward, with its last gradient. What lies
-        between belongs to the one that ends next, the loss to the last layer's forward pass: the layers add
-        up to the iteration.
-
-    Notes
-    -----
-    Clocks are read where Python is: on a device that works asynchronously the times would be of the calls.
+    ``step``: runs the forward pass and returns the loss. ``update``: the optimizer's step; gradients are cleared after
+    it, to None. ``repeats``, ``warm``: iterations that count, and others before them. ``fastest``: share of the
+    iterations that count: the fastest, because other work on the machine only makes them longer.
     """
     timed: list[_Stamps] = []
     with _watching(module) as (stamps, names):
@@ -211,9 +172,8 @@ def measure_layers(
             update()
             done = time.perf_counter()
             if index >= warm:
-                timed.append(
-                    replace(stamps, forward=dict(stamps.forward), gradients=dict(stamps.gradients), updated=done)
-                )
+                forward, gradients = dict(stamps.forward), dict(stamps.gradients)
+                timed.append(replace(stamps, forward=forward, gradients=gradients, updated=done))
     timed.sort(key=lambda stamp: stamp.updated - stamp.start)
     return _summary(module, names, timed[: max(round(fastest * repeats), 1)])
 
@@ -257,16 +217,10 @@ def _watching(module: nn.Module) -> Iterator[tuple[_Stamps, dict[str, list[str]]
 def _summary(module: nn.Module, names: Mapping[str, list[str]], stamps: Sequence[_Stamps]) -> MeasuredModule:
     sizes = {n: float(p.numel() * p.element_size()) for n, p in module.named_parameters()}
     # Modules that did not run have no gradient and are not layers.
-    names = {
-        name: of_part
-        for name, of_part in names.items()
-        if all(n in stamp.gradients for stamp in stamps for n in of_part)
-    }
+    ran = set.intersection(*({*stamp.gradients} for stamp in stamps))
+    names = {name: of_part for name, of_part in names.items() if ran.issuperset(of_part)}
     if not names:
         raise InvalidProgramError("no layer had gradients", hint="the loss depends on no trained parameter")
-
-    def mean(values: Iterable[float]) -> float:
-        return statistics.fmean(values)
 
     def order(times: Callable[[_Stamps], Mapping[str, float]], keys: Sequence[str]) -> list[str]:
         return sorted(keys, key=lambda key: statistics.median(times(stamp)[key] - stamp.start for stamp in stamps))
@@ -278,26 +232,18 @@ def _summary(module: nn.Module, names: Mapping[str, list[str]], stamps: Sequence
 
     def spans(ends: Callable[[_Stamps], Sequence[float]], begin: Callable[[_Stamps], float]) -> list[float]:
         """Times between one end and the next."""
-        rows = []
-        for stamp in stamps:
-            stops = [begin(stamp), *ends(stamp)]
-            rows.append([b - a for a, b in pairwise(stops)])
-        return [max(mean(column), 0.0) for column in zip(*rows, strict=True)]
+        rows = [[b - a for a, b in pairwise([begin(stamp), *ends(stamp)])] for stamp in stamps]
+        return [max(statistics.fmean(column), 0.0) for column in zip(*rows, strict=True)]
 
     forward = spans(lambda stamp: [*(stamp.forward[n] for n in called), stamp.turned], lambda stamp: stamp.start)
     forward[-2:] = [sum(forward[-2:])]
     backward = spans(lambda stamp: [stamp.gradients[last[n]] for n in finished], lambda stamp: stamp.turned)
-    backward[-1] += mean(stamp.end - stamp.gradients[last[finished[-1]]] for stamp in stamps)
+    backward[-1] += statistics.fmean(stamp.end - stamp.gradients[last[finished[-1]]] for stamp in stamps)
     forward_s, backward_s = (dict(zip(called, forward, strict=True)), dict(zip(finished, backward, strict=True)))
+    reverse = {name: sorted(names[name], key=arrived.index, reverse=True) for name in reversed(finished)}
     layers = [
-        GradientLayer(
-            name,
-            forward_s[name],
-            backward_s[name],
-            tuple(sizes[n] for n in sorted(names[name], key=arrived.index, reverse=True)),
-        )
-        for name in reversed(finished)
+        GradientLayer(name, forward_s[name], backward_s[name], tuple(sizes[n] for n in parameters))
+        for name, parameters in reverse.items()
     ]
-    return MeasuredModule(
-        layers, mean(stamp.end - stamp.start for stamp in stamps), mean(stamp.updated - stamp.end for stamp in stamps)
-    )
+    iteration_s = statistics.fmean(stamp.end - stamp.start for stamp in stamps)
+    return MeasuredModule(layers, iteration_s, statistics.fmean(stamp.updated - stamp.end for stamp in stamps))

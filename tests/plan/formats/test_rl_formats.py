@@ -146,7 +146,7 @@ def test_tensor_parallel_size_is_that_of_the_decode_programs() -> None:
         {"program": {"operator": "all_reduce", "bytes": "batch*128", "ranks": 4}},
     ]
     decode = {"batch": [1, 8], "programs": work, "device": "h100-sxm"}
-    assert tensor_parallel(PLANNERS["rl"].read({**REQUEST, "decode": decode}), "decode")[0] == 4
+    assert tensor_parallel(None, PLANNERS["rl"].read({**REQUEST, "decode": decode}), "decode")[0] == 4
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_model_and_device_give_the_decode_curve(tmp_path: Path) -> None:
     request = with_configs({**found.request, "lengths": COSTS["lengths"]})
     read = PLANNERS["rl"].read(request)
     assert read.price_requests()
-    assert tensor_parallel(read, "decode", "pools")[0] == 2
+    assert tensor_parallel(None, read, "decode", "pools")[0] == 2
     named = import_request("openrlhf", text, "rl", device="h100-sxm", model="other.json").request
     assert named["decode"]["llm"]["config"] == "other.json"
     assert "decode" not in import_request("openrlhf", text, "rl").request
