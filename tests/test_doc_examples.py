@@ -87,3 +87,10 @@ def test_slowest_link_determines_the_time_of_a_ring() -> None:
     assert 3 * slow < pod.all_reduce_s(members, 1e6) <= 4 * slow
     with pytest.raises(ValueError, match="a gap of 4"):
         pod.ring(8, {1, 2, 3}, k=3)
+
+
+@pytest.mark.slow
+def test_packed_block_is_faster_than_padded_and_looped_ones() -> None:
+    pytest.importorskip("torch.nn.attention.varlen")
+    answer = example("packed_attention").main()
+    assert answer["packed"] < answer["padded"] < answer["loop"]

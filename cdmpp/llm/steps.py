@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cdmpp.errors import FieldError
+from cdmpp.programs.attention import equal_sequences
 from cdmpp.programs.elements import MAX_EXTENT
 
 
@@ -81,14 +82,9 @@ Step = Prefill | Decode
 def attention_batches(lengths: Sequence[int]) -> list[tuple[int, int]]:
     """Batch and length of the attention calls that stand for one call over sequences of several lengths.
 
-    Equal lengths are one call. Sequences of different lengths run in one call too, whose work grows with the square
-    of the length: it is priced as a batch of equal sequences with the same numbers of tokens and of query-key pairs.
+    Equal lengths are one call. Sequences of different lengths run in one call too, priced by :func:`equal_sequences`.
     """
-    if len(set(lengths)) == 1:
-        return [(len(lengths), lengths[0])]
-    tokens, squares = sum(lengths), sum(n * n for n in lengths)
-    batch = max(1, round(tokens * tokens / squares))
-    return [(batch, max(1, round((squares / batch) ** 0.5)))]
+    return [equal_sequences(sum(lengths), sum(n * n for n in lengths))]
 
 
 def attention_calls(step: Step, window: int | None) -> list[tuple[str, dict[str, int]]]:

@@ -49,6 +49,16 @@ def kv_groups(fields: Mapping[str, Any]) -> str:
     return "same" if kv == heads else "one" if kv == 1 else "grouped"
 
 
+def equal_sequences(tokens: float, pairs: float) -> tuple[int, int]:
+    """Batch and length of equal sequences with as many tokens and pairs of query and key as sequences of one call.
+
+    One call over sequences of several lengths runs their tiles side by side: its work grows with the pairs, its traffic
+    with the tokens. ``pairs``: sum of the squares of the lengths.
+    """
+    batch = max(1, round(tokens * tokens / pairs))
+    return batch, max(1, round((pairs / batch) ** 0.5))
+
+
 class _Cached(OperatorSpec):
     """Attention over cached keys, whose element type may be narrower (``kv_dtype``, None: ``dtype``)."""
 

@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cdmpp.programs.attention import equal_sequences
 from cdmpp.programs.elements import BASIC_DTYPES, DTYPE_BYTES
 from cdmpp.programs.frontends.graph import NoRuleError
-from cdmpp.programs.frontends.kernel_work import ConvolutionWork, KernelWork, Work
+from cdmpp.programs.frontends.kernel_work import AttentionWork, ConvolutionWork, KernelWork, Work
 
 Fields = dict[str, Any]
 
@@ -702,6 +703,52 @@ RULES: dict[str, Callable[[AtenCall], Launches]] = {
 }
 
 
+#: Largest head of FlashAttention.
+MAX_FLASH = 256
+#: Forward kernels that stand for the backward kernel of fused attention.
+BACKWARD_KERNELS = 3
+
+
+def attention_kernel(
+    dtype: str, batch: int, q_len: int, k_len: int, heads: int, kv_heads: int, head_dim: int, causal: bool
+) -> tuple[Fields, Work | None]:
+    """The operator of fused attention, and bounds of its kernel."""
+    fields: Fields = {
+        "operator": "attention_prefill" if causal else "attention_encoder",
+        "dtype": dtype,
+        "batch": batch,
+        "q_len": q_len,
+        "past_len": k_len - q_len if causal else 0,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+    }
+    flash = dtype in ("float16", "bfloat16") and head_dim <= MAX_FLASH
+    return fields, AttentionWork(batch * heads, q_len, k_len, head_dim, causal) if flash else None
+
+
+def packed_attention(call: AtenCall) -> Launches:
+    """``torch.nn.attention.varlen``: one kernel over the tokens of all sequences.
+
+    The lengths are values. Their number n, their mean m and the longest L are known. They are taken to rise as
+    L u^(L / m - 1) for u from 0 to 1: their mean is m, and that of their squares m L^2 / (2 L - m).
+    """
+    backward = call.name.endswith("_backward")
+    q, k = call.args[backward : backward + 2]
+    starts, longest, causal = (call.arg(i + 3 * backward) for i in (3, 5, 7))
+    if q.shape[0] != k.shape[0] or (not backward and call.arg(12, "block_table") is not None):
+        raise NoRuleError("packed attention to other tokens than its own")
+    tokens, sequences = q.shape[0], max(starts.shape[0] - 1, 1)
+    mean = tokens / sequences
+    longest = max(longest, mean)
+    batch, length = equal_sequences(tokens, tokens * longest**2 / (2 * longest - mean))
+    sizes = (batch, length, length, q.shape[1], k.shape[1], q.shape[2])
+    fields, work = attention_kernel(dtype_of(q), *sizes, bool(causal))
+    kernels = BACKWARD_KERNELS if backward else 1
+    remark = "equal sequences with as many tokens and pairs, from the number of sequences, their sum and the longest"
+    return Launches((fields,) * kernels, remark, (work,) * kernels)
+
+
 #: Further calls that stream their tensors once, without a tag in PyTorch that says so.
 _FURTHER_STREAMED = """
     _prelu_kernel _prelu_kernel_backward _weight_norm_interface _weight_norm_interface_backward
@@ -722,6 +769,7 @@ _VIEWS = ("view_as_complex", "view_as_real")
 #: ATen name as it is called, with the underscore of in-place forms -> rule.
 FURTHER_RULES: dict[str, Callable[[AtenCall], Launches]] = {
     "_grouped_mm": grouped_mm,
+    **dict.fromkeys(("_varlen_attn", "_varlen_attn_backward"), packed_attention),
     "index": picked,
     "index_put": put,
     "index_put_": put,

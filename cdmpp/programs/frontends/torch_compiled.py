@@ -37,6 +37,7 @@ _LIBRARY = """
     mm addmm bmm baddbmm mv convolution convolution_backward _grouped_mm scaled_dot_product_attention
     scaled_dot_product_attention_backward sort topk cumsum cumprod cummax cummin logcumsumexp index_put index_put_
     embedding_dense_backward _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d linalg_inv_ex nonzero
+    _varlen_attn _varlen_attn_backward
     """
 LIBRARY = frozenset(_LIBRARY.split())
 #: Names of calls that a kernel's name shows.

@@ -29,9 +29,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from cdmpp.errors import CdmppError, InvalidProgramError
-from cdmpp.programs.frontends.eager_rules import AtenCall, Fields, Launches, dtype_of, further_outcome, size_bytes
+from cdmpp.programs.frontends.eager_rules import (
+    BACKWARD_KERNELS,
+    AtenCall,
+    Launches,
+    attention_kernel,
+    dtype_of,
+    further_outcome,
+    size_bytes,
+)
 from cdmpp.programs.frontends.graph import NoRuleError, Unsupported
-from cdmpp.programs.frontends.kernel_work import AttentionWork, KernelWork, Work
+from cdmpp.programs.frontends.kernel_work import KernelWork, Work
 from cdmpp.programs.frontends.torch_meta import differentiated, meta_inputs, meta_module, module_name, not_traceable
 from cdmpp.programs.frontends.torch_values import ExpectedValues
 from cdmpp.programs.operators import OperatorSpec, make_operator
@@ -590,10 +598,6 @@ def _cast(args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[Any, Any]:
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-#: Largest head of FlashAttention.
-MAX_FLASH = 256
-#: Forward kernels that stand for a backward kernel.
-BACKWARD_KERNELS = 3
 _NAME = "scaled_dot_product_attention"
 
 
@@ -612,11 +616,9 @@ def fused_attention(recorder: _Recorder, func: Callable[..., Tensor], args: Any,
         with recorder.quiet():
             return func(q, k, v, attn_mask=mask, **given)
     causal = bool(given.get("is_causal"))
-    fields = _fields(q, k, causal)
+    sizes = (q.shape[0], q.shape[2], k.shape[2], q.shape[1], k.shape[1], q.shape[3])
+    fields, work = attention_kernel(dtype_of(q), *sizes, causal)
     remark = "attention without its mask, which is not read" if mask is not None else ""
-    work = None
-    if q.dtype in _FLOATS[1:] and q.shape[3] <= MAX_FLASH:
-        work = AttentionWork(q.shape[0] * q.shape[1], q.shape[2], k.shape[2], q.shape[3], causal)
     start = recorder.launch(_NAME, Launches((fields,), remark, (work,)))
 
     def backward() -> None:
@@ -655,19 +657,6 @@ def _one_node(
             return results
 
     return Node.apply(*tensors)  # type: ignore[no-untyped-call]
-
-
-def _fields(q: Tensor, k: Tensor, causal: bool) -> Fields:
-    return {
-        "operator": "attention_prefill" if causal else "attention_encoder",
-        "dtype": str(q.dtype).removeprefix("torch."),
-        "batch": q.shape[0],
-        "q_len": q.shape[2],
-        "past_len": k.shape[2] - q.shape[2] if causal else 0,
-        "heads": q.shape[1],
-        "kv_heads": k.shape[1],
-        "head_dim": q.shape[3],
-    }
 
 
 #: PyTorch's recurrent networks -> gates of a cell.

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from cdmpp.errors import CdmppError
-from cdmpp.programs.frontends.eager_rules import FREE, RULES, AtenCall, Fields, outcome
+from cdmpp.programs.frontends.eager_rules import FREE, RULES, AtenCall, Fields, attention_kernel, outcome
 from cdmpp.programs.frontends.graph import NoRuleError
 from cdmpp.programs.operators import OperatorSpec, make_operator
 from cdmpp.simulate.traces.records import Arguments, TraceEvent, dtype_bytes, dtype_name
@@ -160,13 +160,5 @@ def _attention(name: str, values: list[Any]) -> Fields:
     q, k = values[1:3] if backward else values[0:2]
     flag = None if backward else values[_CAUSAL[name]] if len(values) > _CAUSAL[name] else None
     causal = bool(flag) if not backward else any(value is True for value in values)
-    return {
-        "operator": "attention_prefill" if causal else "attention_encoder",
-        "dtype": q.dtype,
-        "batch": q.shape[0],
-        "q_len": q.shape[2],
-        "past_len": k.shape[2] - q.shape[2] if causal else 0,
-        "heads": q.shape[1],
-        "kv_heads": k.shape[1],
-        "head_dim": q.shape[3],
-    }
+    sizes = (q.shape[0], q.shape[2], k.shape[2], q.shape[1], k.shape[1], q.shape[3])
+    return attention_kernel(q.dtype, *sizes, causal)[0]

@@ -207,3 +207,54 @@ def test_modules_that_cannot_be_listed_say_why_in_one_sentence(function: Any, me
     with pytest.raises(InvalidProgramError, match=message) as caught:
         list_module(Calling(function), X)
     assert "\n" not in caught.value.message and ". " not in caught.value.message
+
+
+def packed(lengths: list[int], mode: str, compiled: bool = False, dtype: torch.dtype = torch.float16) -> ModuleListing:
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    starts, tokens = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32), torch.empty(sum(lengths), 3, 4, 64)
+
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+            self.register_buffer("starts", starts)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (x * self.scale).unbind(1)
+            return varlen.varlen_attn(q, k, v, self.starts, self.starts, max(lengths), max(lengths))
+
+    return list_module(Packed(), tokens, mode=mode, dtype=dtype, compiled=compiled)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_packed_attention_of_equal_lengths_is_one_batch(compiled: bool) -> None:
+    listing = packed([100, 100, 100], "training", compiled)
+    named = [row for row in listing.rows if "varlen" in row.call]
+    program = "attention_encoder:dtype=float16,batch=3,q_len=100,heads=4,kv_heads=4,head_dim=64"
+    assert [listing.programs[row.program].name for row in named] == [program] * 2
+    assert [(row.phase, row.count) for row in named] == [("forward", 1), ("backward", 3)]
+    assert not listing.left_out
+
+
+def test_packed_attention_has_the_tokens_and_the_pairs_of_its_sequences() -> None:
+    lengths = [512 - 24 * i for i in range(16)]
+    listing = packed(lengths, "inference")
+    [spec] = [listing.programs[row.program].operator for row in listing.rows if row.call == "_varlen_attn"]
+    assert spec is not None
+    sizes = spec.sizes()
+    tokens, pairs = sizes["batch"] * sizes["q_len"], sizes["batch"] * sizes["q_len"] ** 2
+    assert tokens == pytest.approx(sum(lengths), rel=0.05)
+    # The mean of the squares is taken from the mean and the longest of the lengths.
+    assert pairs == pytest.approx(sum(n * n for n in lengths), rel=0.05)
+
+
+def test_packed_attention_to_a_cache_is_left_out() -> None:
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    starts = torch.tensor([0, 5, 8], dtype=torch.int32)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return varlen.varlen_attn(q, k, v, starts.to("meta"), starts.to("meta"), 5, 5)
+
+    inputs = (torch.empty(8, 4, 64), torch.empty(30, 4, 64), torch.empty(30, 4, 64))
+    [left_out] = list_module(Calling(attend), inputs, dtype=torch.float16).left_out
+    assert "other tokens" in left_out.reason
