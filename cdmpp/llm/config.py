@@ -36,8 +36,10 @@ class Experts:
 
     Attributes
     ----------
-    count, topk : int
-        Routed experts of a layer, and experts of a token.
+    count : int
+        Routed experts of a layer.
+    topk : float
+        Experts of a token; with adaptive gating their expected number.
     intermediate : int
         Columns between the projections of one routed expert.
     shared : int
@@ -51,7 +53,7 @@ class Experts:
     """
 
     count: int
-    topk: int
+    topk: float
     intermediate: int
     shared: int
     shared_gate: bool

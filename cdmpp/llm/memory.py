@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -315,6 +316,6 @@ def _activations(config: LLMConfig, layout: Layout, types: Types, sequences: int
     if config.experts is not None:
         # A replica's tokens go to all experts; each rank has the rows of its own.
         columns = (2 + config.gated) * config.experts.intermediate // layout.expert_tp + config.hidden
-        widest = max(widest, config.experts.topk * layout.dp * columns // layout.ep)
+        widest = max(widest, math.floor(config.experts.topk * layout.dp * columns / layout.ep))
     logits = sequences * config.vocab * 4.0
     return rows * ((1 + config.streams) * config.hidden + widest) * types.bytes + logits

@@ -6,6 +6,7 @@ feed-forward layer is one kernel with its product.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -219,16 +220,17 @@ def _experts(b: StepBuilder, experts: Experts, tokens: int) -> None:
             b.vector("shared_gate_mul", "mul", config.hidden)
     if experts.latent:
         b.linear("expert_latent_proj", experts.latent, config.hidden, None)
+    topk = math.ceil(experts.topk)  # an expected number: as many rows, of fewer tokens
     b.exchange("expert_dispatch", b.types.exchanged_bytes, experts.topk, cols=experts.latent)
     b.add(
         "experts",
         "moe",
         **b.types.product("experts"),
-        tokens=tokens,
+        tokens=max(1, round(tokens * experts.topk / topk)),
         hidden=experts.latent or config.hidden,
         intermediate=experts.intermediate,
         experts=experts.count,
-        topk=experts.topk,
+        topk=topk,
         balance=ROUTING,
         tp=layout.expert_tp,
         ep=layout.ep,

@@ -124,7 +124,7 @@ class StepBuilder:
         """Add the concatenation of columns over the ranks of a layer, ``cols`` in total."""
         self._collective(name, "all_gather", self.tokens * cols * self.types.bytes, self.layout.tp)
 
-    def exchange(self, name: str, element_bytes: float, topk: int, *, back: bool = False, cols: int = 0) -> None:
+    def exchange(self, name: str, element_bytes: float, topk: float, *, back: bool = False, cols: int = 0) -> None:
         """Add the exchange of tokens between experts of several replicas of the attention.
 
         Where each expert is on one rank, each rank sends its share of the replica's tokens once to each rank that has

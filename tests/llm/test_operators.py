@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from cdmpp.errors import FieldError
@@ -197,6 +199,13 @@ def test_sequences_of_different_lengths_keep_tokens_and_pairs() -> None:
     [(batch, length)] = attention_batches(lengths)
     assert batch * length == pytest.approx(sum(lengths), rel=0.2)
     assert batch * length**2 == pytest.approx(sum(n * n for n in lengths), rel=0.01)
+
+
+def test_expected_experts_of_a_token_have_as_many_rows() -> None:
+    mixtral = {**json.loads((EXAMPLES / "mixtral-8x7b.json").read_text()), "num_experts_per_tok": 1.25}
+    parts = by_name(step_operators(read_config(mixtral), Layout(), Prefill((4096,))))
+    # Two experts of 2,560 tokens: 5,120 rows, 1.25 for each token.
+    assert ",tokens=2560," in parts["experts"].program.text() and ",topk=2" in parts["experts"].program.text()
 
 
 @pytest.mark.parametrize(

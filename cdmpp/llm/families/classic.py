@@ -20,7 +20,7 @@ def _mistral(f: Fields) -> LLMConfig:
 def _mixtral(f: Fields) -> LLMConfig:
     intermediate = f.size("intermediate_size")
     experts = Experts(
-        f.size("num_local_experts", 8), f.size("num_experts_per_tok", 2), intermediate, 0, False, layer_count(f)
+        f.size("num_local_experts", 8), f.per_token("num_experts_per_tok", 2), intermediate, 0, False, layer_count(f)
     )
     return common_fields(
         f, window=window_of(f, layer_count(f)), experts=checked_experts(f, experts, "num_local_experts")
@@ -51,7 +51,7 @@ def _qwen_experts(f: Fields, count: int, topk: int, intermediate: int, shared: i
     layers = sum(1 for layer in range(layer_count(f)) if (layer + 1) % step == 0 and layer not in dense)
     experts = Experts(
         f.size("num_experts", count),
-        f.size("num_experts_per_tok", topk),
+        f.per_token("num_experts_per_tok", topk),
         f.size("moe_intermediate_size", intermediate),
         f.size("shared_expert_intermediate_size", shared, least=0) if shared else 0,
         bool(shared),

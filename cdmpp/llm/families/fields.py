@@ -56,6 +56,11 @@ class Fields:
             raise self.error(name, f"{str(value)[:80]!r} is not allowed", f"a whole number from {least} to {most}")
         return value
 
+    def per_token(self, name: str, default: int | None = None) -> float:
+        """Experts of a token: a whole number, or with adaptive gating the expected number, such as 1.3."""
+        value = self.values.get(name)
+        return value if isinstance(value, float) and value % 1 and 1 < value < MAX_SIZE else self.size(name, default)
+
     def flag(self, name: str, default: bool) -> bool:
         """A truth value of the configuration.
 
@@ -174,5 +179,5 @@ def experts_of(
     """
     width = f.size("moe_intermediate_size") if width is None else width
     shared_columns = f.size("n_shared_experts", 0, least=0) * f.size(shared, width)
-    experts = Experts(f.size(count), f.size("num_experts_per_tok"), width, shared_columns, False, layers, latent)
+    experts = Experts(f.size(count), f.per_token("num_experts_per_tok"), width, shared_columns, False, layers, latent)
     return checked_experts(f, experts, count)

@@ -13,7 +13,7 @@ def read_gpt_oss(f: Fields) -> LLMConfig:
     """gpt-oss: every other layer has a window; sinks of the attention cost nothing."""
     layers, bias = layer_count(f), f.flag("attention_bias", True)
     width = f.size("intermediate_size")
-    experts = Experts(f.size("num_local_experts", 128), f.size("num_experts_per_tok", 4), width, 0, False, layers)
+    experts = Experts(f.size("num_local_experts", 128), f.per_token("num_experts_per_tok", 4), width, 0, False, layers)
     window = window_of(f, (layers + 1) // 2, default=128)
     checked = checked_experts(f, experts, "num_local_experts")
     return common_fields(f, window=window, qkv_bias=bias, o_bias=bias, mlp_bias=True, experts=checked)
@@ -24,7 +24,7 @@ def read_llama4(f: Fields) -> LLMConfig:
     layers, step = layer_count(f), f.size("interleave_moe_layer_step", 1)
     width = f.size("intermediate_size")
     experts = Experts(
-        f.size("num_local_experts", 16), f.size("num_experts_per_tok", 1), width, width, False, layers // step
+        f.size("num_local_experts", 16), f.per_token("num_experts_per_tok", 1), width, width, False, layers // step
     )
     rotated = f.sizes("no_rope_layers")
     chunked = sum(map(bool, rotated)) if len(rotated) == layers else layers - layers // 4
@@ -41,7 +41,9 @@ def read_minimax_m2(f: Fields) -> LLMConfig:
     """MiniMax M2: experts in every layer."""
     width = f.size("intermediate_size")
     shared = f.size("shared_intermediate_size", 0, least=0)
-    experts = Experts(f.size("num_local_experts"), f.size("num_experts_per_tok"), width, shared, False, layer_count(f))
+    experts = Experts(
+        f.size("num_local_experts"), f.per_token("num_experts_per_tok"), width, shared, False, layer_count(f)
+    )
     return common_fields(
         f, qk_norm=f.flag("use_qk_norm", True), experts=checked_experts(f, experts, "num_local_experts")
     )
@@ -93,7 +95,7 @@ def read_gemma4(f: Fields) -> LLMConfig:
     if f.flag("enable_moe_block", False):
         experts = Experts(
             f.size("num_experts"),
-            f.size("top_k_experts"),
+            f.per_token("top_k_experts"),
             f.size("moe_intermediate_size"),
             f.size("intermediate_size"),
             False,

@@ -34,7 +34,7 @@ def read_qwen3_5(f: Fields) -> LLMConfig:
     if f.values.get("num_experts"):
         experts = Experts(
             f.size("num_experts"),
-            f.size("num_experts_per_tok"),
+            f.per_token("num_experts_per_tok"),
             f.size("moe_intermediate_size"),
             f.size("shared_expert_intermediate_size", 0, least=0),
             True,

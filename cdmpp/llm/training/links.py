@@ -20,9 +20,9 @@ _START_S, _HOP_S = 25e-6, 20e-6
 BOUNDS = (0.7, 1.6)
 
 
-def distinct(places: int, topk: int) -> float:
+def distinct(places: int, topk: float) -> float:
     """Mean number of places among ``places`` that ``topk`` experts of a token are in."""
-    return places * (1 - (1 - 1 / places) ** topk)
+    return places * (1 - math.pow(1 - 1 / places, topk))
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Links:
         rate = _EFFICIENCY * min(inside, self.network * per_node)
         return start + size * traffic_factor(operator, ranks) / rate
 
-    def exchange_s(self, size: float, topk: int, ranks: int) -> float:
+    def exchange_s(self, size: float, topk: float, ranks: int) -> float:
         """Seconds in which tokens of ``size`` bytes reach the experts on ``ranks`` ranks of several nodes.
 
         A token crosses the network once for each other node of its experts, and is spread inside of it.

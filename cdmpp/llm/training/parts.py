@@ -64,7 +64,7 @@ class Message:
     operator: str
     bytes: float
     group: Group
-    topk: int = 0
+    topk: float = 0
 
     def size(self, ranks: int) -> float:
         """Bytes of the larger buffer among ``ranks``."""
@@ -298,7 +298,7 @@ class LayerBuilder:
             yield from self._both(b.parts)
             yield from self._tensor_parallel("shared")
         # Tokens of the ranks that share the experts, evenly spread.
-        routed, local = rows * experts.topk, experts.count // layout.ep
+        routed, local = round(rows * experts.topk), experts.count // layout.ep
         yield from self._grouped("experts_up", routed, local, (1 + config.gated) * experts.intermediate, width)
         activation = "silu_and_mul" if config.gated else "gelu"
         b = self._builder(routed)

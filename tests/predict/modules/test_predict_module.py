@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from cdmpp.errors import DataError, InvalidDeviceError, UnknownDeviceError
 from cdmpp.predict.modules.prediction import ModulePrediction, ModulePredictions
 from cdmpp.predict.predictor import LatencyPredictor
+from cdmpp.programs.zoo import make_network
 from cdmpp.utils.units import format_latency
 
 X = torch.empty(8, 64)
@@ -203,3 +204,18 @@ def test_wrong_devices_and_options_are_refused(predictor: LatencyPredictor) -> N
         predictor.predict_module(NET, X, "t4", execution="fast")
     with pytest.raises(DataError, match="protocol 'slow'"):
         predictor.predict_module(NET, X, "t4", protocol="slow")
+
+
+def test_adaptive_gating_lies_between_one_expert_and_two(predictor: LatencyPredictor) -> None:
+    def seconds(name: str, **sizes: int) -> float:
+        network = make_network(name, **sizes)
+        return (
+            predictor.predict_module(network.module, network.inputs, "a100-sxm4-80gb", dtype="float16").latency_s or 0
+        )
+
+    sizes = {"tokens": 8192, "width": 2048, "hidden": 4096, "experts": 8}
+    one, some, two = (seconds(f"moe-{kind}", **sizes) for kind in ("top1", "adaptive", "top2"))
+    # 30 % of the tokens take a second expert.
+    assert 0.2 < (some - one) / (two - one) < 0.4
+    # On few tokens the host decides, which makes as many calls as for two experts.
+    assert seconds("moe-adaptive") == seconds("moe-top2")
