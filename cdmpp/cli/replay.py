@@ -20,7 +20,7 @@ from cdmpp.utils.writing import check_output
 _MOST_INDENTED = 10_000
 _SELECTORS = ("node", "device", "stream", "class")
 _OF_GRAPHS = ["gap_us", "launch_us", "protocol", "framework", "dim", "what_if", "samples", "seed", "trace", "figure"]
-_OF_TRACES = ["from_device", "ranks", "link", "speed_up", "remove", "iteration", "mark"]
+_OF_TRACES = ["from_device", "ranks", "link", "speed_up", "remove", "iteration", "mark", "search", "all_reduce_us"]
 
 
 @with_fields(ReplayOptions)
@@ -90,7 +90,7 @@ def replay(
 
 
 def _refuse(given: ReplayOptions, names: Sequence[str], why: str) -> None:
-    given_names = [name for name in names if getattr(given, name) not in (None, [])]
+    given_names = [name for name in names if getattr(given, name) not in (None, [], False)]
     if given_names:
         flags = ("--" + name.removesuffix("_device").replace("_", "-") for name in given_names)
         raise typer.BadParameter(why, param_hint=", ".join(flags))

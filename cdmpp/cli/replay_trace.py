@@ -80,6 +80,14 @@ class ReplayOptions:
         list[str] | None,
         typer.Option(metavar="REGEX", help="For a trace: what if these operators were not there; repeatable."),
     ] = None
+    search: Annotated[
+        bool,
+        typer.Option("--search", help="For a trace: search for buckets of all-reduces and fused kernels that help."),
+    ] = False
+    all_reduce_us: Annotated[
+        float | None,
+        typer.Option(min=0, help="For --search: µs of an all-reduce without bytes. Default: from those of the trace."),
+    ] = None
     iteration: Annotated[
         int | None, typer.Option(help="For a trace: replay ProfilerStep#N alone. Default: all iterations.")
     ] = None
@@ -106,6 +114,7 @@ def replay_traces(files: Sequence[str], given: ReplayOptions) -> None:
 
     wanted: dict[str, Any] = {name: getattr(given, name) for name in ("iteration", "mark", "ranks", "link")}
     wanted |= {name: _device(getattr(given, name)) for name in ("device", "from_device")}
+    wanted |= {"search": given.search, "all_reduce_latency_s": given.all_reduce_us and given.all_reduce_us * 1e-6}
     wanted |= {"speed_up": [_factor(text) for text in given.speed_up or ()], "remove": list(given.remove or ())}
     if given.url is not None:
         from cdmpp.client import PredictorClient

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
-from cdmpp.errors import DataError
+from cdmpp.errors import DataError, FieldError
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.rendering import Table
 from cdmpp.simulate.replay.engine import Replayer, Timeline
@@ -26,7 +26,8 @@ from cdmpp.simulate.traces.load import read_ranks
 from cdmpp.simulate.traces.nodes import TraceGraph, WorkNode
 from cdmpp.simulate.traces.rank import TracedRank
 from cdmpp.simulate.traces.records import RankTrace, TraceEvent
-from cdmpp.simulate.traces.what_if import Changes, WhatIfAnswer, answer_changes
+from cdmpp.simulate.traces.search import TraceSearch, search_changes
+from cdmpp.simulate.traces.what_if import Changes, WhatIfAnswer, answer_changes, signed
 from cdmpp.utils.units import format_latency
 
 #: The ends of a collective on two ranks may differ by this share of an iteration before the clocks are in doubt.
@@ -136,12 +137,15 @@ class TraceReplay:
     what_if : list of WhatIfAnswer
     model_id : str or None
         Model behind the what-ifs.
+    search : TraceSearch or None
+        Accepted and rejected changes, where a search was asked for.
     """
 
     graph: TraceGraph
     timeline: Timeline
     what_if: list[WhatIfAnswer]
     model_id: str | None = None
+    search: TraceSearch | None = None
 
     @property
     def measured_s(self) -> float:
@@ -190,6 +194,7 @@ class TraceReplay:
             "what_if": [answer.to_dict() for answer in self.what_if],
             "model_id": self.model_id,
             "remarks": graph.remarks,
+            **({} if self.search is None else {"search": self.search.to_dict()}),
         }
 
     def tables(self) -> list[Table]:
@@ -235,6 +240,7 @@ class TraceReplay:
             Table(("", "busy", *(f"idle: {c}" for c in causes), "exposed communication"), used, range(1, 9)),
             *_shortened(header, kernels, (2, 3, 4, 5)),
             *self._what_if_tables(),
+            *([] if self.search is None else self.search.tables()),
             Table.lines(*graph.remarks, f"model {self.model_id}" if self.model_id is not None else ""),
         ]
 
@@ -246,7 +252,7 @@ class TraceReplay:
                 answer.name,
                 str(answer.nodes),
                 format_latency(answer.seconds),
-                f"{'-' if answer.saving_s < 0 else ''}{format_latency(abs(answer.saving_s))}",
+                signed(answer.saving_s),
                 ", ".join(f"{how} {100 * share:.0f} %" for how, share in answer.shares.items()),
                 answer.domain or "",
             )
@@ -272,6 +278,9 @@ def replay_trace(
     link: str | None = None,
     speed_up: Sequence[tuple[str, float]] = (),
     remove: Sequence[str] = (),
+    search: bool = False,
+    all_reduce_latency_s: float | None = None,
+    max_replays: int = 200,
     predictor: Predictor | None = None,
 ) -> TraceReplay:
     """Replay profiler traces, and what-ifs on them.
@@ -286,6 +295,12 @@ def replay_trace(
         Regular expression of the annotations that mark iterations; default ``ProfilerStep#N``.
     device, from_device, ranks, link, speed_up, remove
         What-ifs, as in :class:`cdmpp.simulate.traces.Changes`.
+    search : bool
+        Search for buckets of all-reduces and fused kernels that make an iteration shorter.
+    all_reduce_latency_s : float, optional
+        For the search: seconds of an all-reduce without bytes; default: from a line through those of the trace.
+    max_replays : int
+        Replays of the search at most.
     predictor : Predictor, optional
         Default: the model that ships with the package, loaded where a what-if needs it.
 
@@ -298,7 +313,7 @@ def replay_trace(
     DataError
         A file is no trace, or the ranks have no iteration in common.
     FieldError
-        A what-if matches nothing, or needs a device that the trace does not name.
+        A what-if matches nothing, or needs a device that the trace does not name; the latency is not allowed.
     UnknownDeviceError
         A device is not known.
 
@@ -308,6 +323,9 @@ def replay_trace(
     0.0123
     """
     changes = Changes(device, from_device, ranks, link, tuple(speed_up), tuple(remove))
+    if all_reduce_latency_s is not None and not (search and 0 <= all_reduce_latency_s < float("inf")):
+        problem = "0 or more" if search else "a search uses it: add search=True (--search)"
+        raise FieldError(f"all_reduce_latency_s is {all_reduce_latency_s}", path="all_reduce_latency_s", hint=problem)
     with paused_collector():
         graph = build_graph(read_ranks(paths), iteration=iteration, mark=mark)
         replayer = Replayer(graph.to_graph())
@@ -317,8 +335,10 @@ def replay_trace(
 
             predictor = LatencyPredictor.load()
         answers = answer_changes(graph, replayer, changes, predictor)
+        found = search_changes(graph, all_reduce_latency_s, max_replays) if search else None
     predicted = any(answer.domain for answer in answers)
-    return TraceReplay(graph, timeline, answers, predictor.model_id if predicted and predictor is not None else None)
+    model_id = predictor.model_id if predicted and predictor is not None else None
+    return TraceReplay(graph, timeline, answers, model_id, found)
 
 
 def _cut(name: str) -> str:

@@ -31,6 +31,7 @@ from cdmpp.simulate.replay.links import Collective, Link, collective_s
 from cdmpp.simulate.traces.nodes import WORKING, TraceGraph, WorkNode
 from cdmpp.simulate.traces.records import Arguments, CollectiveCall
 from cdmpp.simulate.traces.shapes import operators_of
+from cdmpp.utils.units import format_latency
 
 #: How a node's new time was found. "kept": its measured time.
 Method = Literal["predicted", "roofline", "link", "scaled", "kept"]
@@ -233,10 +234,7 @@ def _answer(
             method[i] = max(part.method[i], method.get(i, "predicted"), key=METHODS.index)
     if not np.isfinite(durations).all():
         raise FieldError(f"{name}: a duration is not finite", hint="give a smaller factor")
-    # In the steady state the work of earlier iterations changes as that of these.
-    work = [i for i, node in enumerate(graph.nodes) if node.role in ("kernel", "copy")]
-    if base[work].sum() > 0:
-        durations[[node.role == "earlier" for node in graph.nodes]] *= durations[work].sum() / base[work].sum()
+    scale_earlier(graph.nodes, base, durations)
     seconds = graph.longest_s(replayer.run(durations).end_s, durations) / graph.count
     affected_s = sum(base[i] for i in method)
     shares = {
@@ -258,6 +256,18 @@ def _answer(
         worst(domain for domain in domains) if domains else None,
         dict(ordered[:_MOST_REASONS]),
     )
+
+
+def signed(seconds: float) -> str:
+    """A saving for a table; a negative one has a sign."""
+    return f"{'-' if seconds < 0 else ''}{format_latency(abs(seconds))}"
+
+
+def scale_earlier(nodes: Sequence[WorkNode], base: Floats, durations: Floats) -> None:
+    """Let the work of earlier iterations change as that of these, as in the steady state. Writes to ``durations``."""
+    work = [i for i, node in enumerate(nodes) if node.role in ("kernel", "copy")]
+    if base[work].sum() > 0:
+        durations[[node.role == "earlier" for node in nodes]] *= durations[work].sum() / base[work].sum()
 
 
 @dataclass
@@ -294,7 +304,7 @@ def device_ratios(
         seconds[id(node.operation)] += node.duration_s if _PRODUCT.search(node.label) else 0.0  # type: ignore[assignment]
     for i, node in enumerate(nodes):
         if node.role in ("kernel", "op"):
-            operators, reason = _operators(node)
+            operators, reason = operators_of_node(node)
             if operators:
                 as_tf32 = node.role == "kernel" and _ran_as_tf32(node, operators, seconds[id(node.operation)], old)
                 ratios.tf32 += as_tf32
@@ -402,7 +412,7 @@ def roofline_ratio(node: WorkNode, old: DeviceSpec, new: DeviceSpec) -> float:
     return old.mem_bandwidth_bytes_per_s / new.mem_bandwidth_bytes_per_s
 
 
-def _operators(node: WorkNode) -> tuple[tuple[OperatorSpec, ...], str]:
+def operators_of_node(node: WorkNode) -> tuple[tuple[OperatorSpec, ...], str]:
     operation = node.operation
     if operation is None:
         return (), "no operator in the trace launched it"
