@@ -240,7 +240,7 @@ class TraceReplay:
             Table(("", "busy", *(f"idle: {c}" for c in causes), "exposed communication"), used, range(1, 9)),
             *_shortened(header, kernels, (2, 3, 4, 5)),
             *self._what_if_tables(),
-            *([] if self.search is None else self.search.tables()),
+            *([] if self.search is None else self.search.tables(self.critical_path)),
             Table.lines(*graph.remarks, f"model {self.model_id}" if self.model_id is not None else ""),
         ]
 

@@ -11,9 +11,10 @@ import pytest
 
 from cdmpp.errors import FieldError
 from cdmpp.simulate.traces import TraceSearch, replay_trace
+from cdmpp.simulate.traces.changes import SearchPlan, SearchSpace, line_latency
 from cdmpp.simulate.traces.load import read_ranks
 from cdmpp.simulate.traces.replay import build_graph
-from cdmpp.simulate.traces.search import _Plan, _Search, line_latency, search_changes
+from cdmpp.simulate.traces.search import search_changes
 from tests.seeds import seeds
 from tests.simulate.traces.kineto import COMM_STREAM, KinetoTrace
 
@@ -65,14 +66,14 @@ def searched(paths: list[Path], **options: Any) -> TraceSearch:
 
 def best_of_all(paths: list[Path]) -> float:
     """The fastest of all combinations of buckets, parts and fused kernels."""
-    search = _Search(build_graph(read_ranks(paths)), None)
+    search = SearchSpace(build_graph(read_ranks(paths)), None)
     keys = list(search.chains)
     subsets = list(chain.from_iterable(combinations(keys, n) for n in range(len(keys) + 1)))
     best = float("inf")
     for buckets, fused in product(product((0, 1, 2, 4), repeat=len(search.buckets)), subsets):
         if buckets[-1]:
             try:
-                best = min(best, search.replay(_Plan(buckets, frozenset(fused)))[0])
+                best = min(best, search.replay(SearchPlan(buckets, frozenset(fused)))[0])
             except FieldError:
                 continue
     return best
@@ -99,7 +100,7 @@ def test_small_all_reduces_go_together(tmp_path: Path) -> None:
     assert spared_s == pytest.approx(3 * 60e-6 - 30e-6, abs=1e-6)
     assert "60.0 µs without bytes" in " ".join(answer.remarks)
     labels = {part.label: part.seconds for part in answer.critical_path}
-    before = {part.label: part.seconds for part in answer.critical_path_before}
+    before = {part.label: part.seconds for part in replay_trace(*paths).critical_path}
     comm = next(label for label in before if "nccl" in label.lower())
     assert labels[comm] < before[comm]
 
@@ -141,7 +142,7 @@ def test_search_ends_at_the_limit_of_replays(tmp_path: Path) -> None:
     assert answer.replays == 3 and not answer.complete
 
 
-def test_replay_with_room_for_parts_is_the_replay_of_the_trace(tmp_path: Path) -> None:
+def test_search_begins_with_the_replay_of_the_trace(tmp_path: Path) -> None:
     paths = write(tmp_path, [10.0, 90.0], [1, 4])
     answer = replay_trace(*paths, search=True)
     assert answer.search is not None
