@@ -117,7 +117,6 @@ class Alignment:
     # Each collective of more than one rank: its event on each rank.
     matches: list[dict[int, TraceEvent]] = field(default_factory=list)
     residual_s: float = 0.0  # median distance between the ends of a collective on two ranks, after the offsets
-    unmatched: int = 0  # collectives that have no counterpart
     remarks: list[str] = field(default_factory=list)
 
 
@@ -181,7 +180,6 @@ def _of_rank(trace: RankTrace) -> dict[tuple[object, ...], list[TraceEvent]]:
 def _match(alignment: Alignment, signature: tuple[object, ...], by_rank: Mapping[int, list[TraceEvent]]) -> None:
     """Match the collectives of one signature."""
     if len(by_rank) < 2:
-        alignment.unmatched += sum(map(len, by_rank.values()))
         rank, events = next(iter(by_rank.items()))
         alignment.remarks.append(f"rank {rank} alone has {_named(signature)} ({len(events)} x): replayed as measured")
         return
@@ -193,7 +191,6 @@ def _match(alignment: Alignment, signature: tuple[object, ...], by_rank: Mapping
     counts = {rank: len(events) for rank, events in by_rank.items()}
     if len(set(counts.values())) > 1:
         lost = sum(counts.values()) - len(first) * len(counts)
-        alignment.unmatched += lost
         listed = ", ".join(f"rank {rank} {count}" for rank, count in sorted(counts.items()))
         alignment.remarks.append(
             f"the ranks have different numbers of {_named(signature)}: {listed}; {lost} are replayed as measured, "

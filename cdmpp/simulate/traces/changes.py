@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Literal
 
 import numpy as np
 
@@ -30,7 +29,6 @@ _ELEMENTWISE = re.compile(
 _SPAN = 2.0
 #: Parts of a divided all-reduce.
 _PARTS = (2, 4)
-Kind = Literal["buckets", "fusion"]
 _Key = tuple[tuple[str, float], ...]
 
 
@@ -49,11 +47,6 @@ class SearchMove:
     name: str
     buckets: dict[int, int]
     fused: frozenset[_Key] = frozenset()
-
-    @property
-    def kind(self) -> Kind:
-        """What it changes."""
-        return "fusion" if self.fused else "buckets"
 
     def on(self, plan: SearchPlan) -> SearchPlan:
         """The changed combination."""
@@ -77,86 +70,83 @@ class SearchSpace:
     """What may change in a graph, and the replay of a combination."""
 
     def __init__(self, graph: TraceGraph, latency_s: float | None) -> None:
-        self.graph, self.latency_s, self.kernel_s = graph, latency_s or 0.0, 0.0
+        self.graph, self.latency_s, self.kernel_s = graph, latency_s, 0.0
         self.buckets: list[dict[tuple[int, int], int]] = []  # (rank, iteration) -> node of the all-reduce
         self.chains: dict[_Key, list[list[int]]] = {}
         self.remarks: list[str] = []
+        self._calls = [n.call if n.call and n.call.kind == "all_reduce" and n.call.bytes else None for n in graph.nodes]
         self._dependents: dict[int, list[int]] = {}
         self._lanes: dict[tuple[str, str], list[int]] = {}
-        for i, node in enumerate(self.graph.nodes):
+        for i, node in enumerate(graph.nodes):
             self._lanes.setdefault((node.device, node.stream), []).append(i)
             for dep in node.deps:
                 self._dependents.setdefault(dep, []).append(i)
         self._place = {i: k for lane in self._lanes.values() for k, i in enumerate(lane)}
-        self._find_buckets(latency_s)
+        self._find_buckets()
         self._find_chains()
         self.remarks.append("recomputation is not searched: it costs time and saves memory, and a trace has no memory")
 
-    def _find_buckets(self, given_s: float | None) -> None:
-        nodes, count = self.graph.nodes, self.graph.count
+    def _find_buckets(self) -> None:
+        nodes, count, source = self.graph.nodes, self.graph.count, "as given"
         groups: dict[str, dict[int, list[int]]] = {}
         for i in sorted(range(len(nodes)), key=lambda i: nodes[i].start_s):
-            if self._bytes(i):
-                groups.setdefault(self._group(i), {}).setdefault(nodes[i].rank, []).append(i)
-        points = [(self._bytes(i), nodes[i].duration_s) for i in range(len(nodes)) if self._bytes(i)]
-        latency_s = line_latency(points) if given_s is None else given_s
-        if latency_s is None:
-            sizes = f"sizes from {_size(min(points)[0])} to {_size(max(points)[0])}" if points else "no recorded size"
+            if (call := self._calls[i]) is not None:
+                groups.setdefault(call.group, {}).setdefault(nodes[i].rank, []).append(i)
+        if self.latency_s is None:
+            points = [
+                (call.bytes or 0.0, nodes[i].duration_s) for i, call in enumerate(self._calls) if call is not None
+            ]
+            self.latency_s, source = line_latency(points), f"by a line through {len(points)} of them"
+        if self.latency_s is None:
             self.remarks.append(
-                f"buckets are not searched: all-reduces have {sizes}, which does not tell latency from bandwidth; "
+                "buckets are not searched: the sizes of the all-reduces do not tell latency from bandwidth; "
                 "all_reduce_latency_s (--all-reduce-us) gives the latency"
             )
             return
-        for group, by_rank in groups.items():
-            rows: dict[tuple[int, int], list[int]] = {}
-            for rank, own in by_rank.items():
-                each = len(own) // count
-                rows |= {(rank, k): own[k * each : (k + 1) * each] for k in range(count)}
-            uneven = any(len(own) % count for own in by_rank.values())
-            if uneven or len({tuple(map(self._bytes, row)) for row in rows.values()}) > 1:
+        for group, ranks in groups.items():
+            rows = {
+                (rank, k): own[k * (len(own) // count) : (k + 1) * (len(own) // count)]
+                for rank, own in ranks.items()
+                for k in range(count)
+            }
+            sizes = {tuple(self._calls[i].signature for i in row) for row in rows.values()}  # type: ignore[union-attr]
+            if len(sizes) > 1 or any(len(own) % count for own in ranks.values()):
                 self.remarks.append(f"all-reduces of group {group!r} differ between iterations or ranks, and stay")
-                continue
-            self.buckets += [dict(zip(rows, column, strict=True)) for column in zip(*rows.values(), strict=True)]
-        self.latency_s = latency_s
-        source = "as given" if given_s is not None else f"by a line through {len(points)} of them"
+            else:
+                self.buckets += [dict(zip(rows, column, strict=True)) for column in zip(*rows.values(), strict=True)]
         self.remarks.append(
-            f"an all-reduce takes {format_latency(latency_s)} without bytes ({source}). Those that go together save it "
-            "and keep the rest of their measured times and the host's calls. Parts are ready in proportion to the "
+            f"an all-reduce takes {format_latency(self.latency_s)} without bytes ({source}). Those that go together save"
+            " it, and keep the rest of their measured times and the host's calls. Parts are ready in proportion to the "
             "computation since the bucket before"
         )
 
     def _find_chains(self) -> None:
         """Find element-wise kernels in a row, between which nothing waits or is waited for."""
-        nodes, chains = self.graph.nodes, list[list[int]]()
-        points: list[tuple[float, float]] = []
+        nodes, found, points = self.graph.nodes, list[list[int]](), list[tuple[float, float]]()
         for lane in self._lanes.values():
-            chain: list[int] | None = None
+            chain, mark = list[int](), ""
             for i in lane:
                 node, size = nodes[i], self._traffic(i)
-                waits = any(nodes[dep].cause != "launch" for dep in node.deps)
-                if waits or (chain and size and self._mark(i) != self._mark(chain[0])):
-                    chain = None
+                at = next((name for name in node.names if name in self.graph.iterations), "") if size else mark
+                if at != mark or any(nodes[dep].cause != "launch" for dep in node.deps):
+                    chain, mark = [], at
                 if size:
                     points.append((size, node.duration_s))
-                    if chain is None:
-                        chains.append(chain := [])
                     chain.append(i)
+                    found += [chain] * (len(chain) == 2)
                 if i in self._dependents or not (size or node.role in ("host", "gap")):
-                    chain = None
-        for chain in chains:
-            if len(chain) > 1:
-                names = (nodes[i].operation.name for i in chain)  # type: ignore[union-attr]
-                key = tuple(zip(names, map(self._traffic, chain), strict=True))
-                self.chains.setdefault(key, []).append(chain)
-        if not self.chains:
-            self.remarks.append("fusion is not searched: no element-wise kernels with recorded shapes in a row")
-            return
+                    chain = []
+        for chain in found:
+            key = tuple((nodes[i].operation.name, self._traffic(i)) for i in chain)  # type: ignore[union-attr]
+            self.chains.setdefault(key, []).append(chain)
         latency_s = line_latency(points)
         self.kernel_s = latency_s or 0.0
         fixed = "not known" if latency_s is None else f"{format_latency(latency_s)}, by a line through {len(points):,}"
         self.remarks.append(
-            "a fused kernel saves the launches and the fixed time of the kernels after its first "
-            f"({fixed}). Its traffic stays: a trace does not tell which tensors it would not write"
+            f"a fused kernel saves the launches and the fixed time of the kernels after its first ({fixed}). Its "
+            "traffic stays: a trace does not tell which tensors it would not write"
+            if found
+            else "fusion is not searched: no element-wise kernels with recorded shapes in a row"
         )
 
     def _traffic(self, i: int) -> float:
@@ -166,23 +156,11 @@ class SearchSpace:
             return 0.0
         return sum(spec.tensor_bytes() for spec in operators_of_node(node)[0])
 
-    def _mark(self, i: int) -> str:
-        return next((name for name in self.graph.nodes[i].names if name in self.graph.iterations), "")
-
-    def _bytes(self, i: int) -> float:
-        """Bytes of an all-reduce; 0 for other nodes and where they are not recorded."""
-        call = self.graph.nodes[i].call
-        return call.bytes or 0.0 if call is not None and call.kind == "all_reduce" else 0.0
-
-    def _group(self, i: int) -> str:
-        call = self.graph.nodes[i].call
-        return "" if call is None else call.group
-
     def moves(self, plan: SearchPlan, timeline: Timeline) -> Iterator[SearchMove]:
         """Sizes of all buckets, then single buckets and kernels by their time on the critical path."""
-        firsts = [next(iter(bucket.values())) for bucket in self.buckets]
-        sizes = [self._bytes(i) for i in firsts]
-        follows = [self._group(a) == self._group(b) for a, b in pairwise(firsts)] + [False] * bool(firsts)
+        calls = [call for bucket in self.buckets if (call := self._calls[next(iter(bucket.values()))]) is not None]
+        sizes = [call.bytes or 0.0 for call in calls]
+        follows = [a.group == b.group for a, b in pairwise(calls)] + [False] * bool(calls)
         limit = 2 * min(sizes, default=0.0)
         while 0 < limit < 2 * sum(sizes):
             # Closed as soon as it holds that many bytes, as buckets of DistributedDataParallel are.
@@ -201,16 +179,14 @@ class SearchSpace:
             if follows[k]:
                 choices |= {"with the next": {k: 0}, "with the next only": {k - 1: 1, k: 0, k + 1: 1}}
             on_path_s = sum(critical_s[i] for i in bucket.values())
-            for text, buckets in choices.items():
-                move = SearchMove(f"all-reduce {k + 1} ({_size(sizes[k])}) {text}", buckets)
-                ranked.append((on_path_s, move))
+            what = f"all-reduce {k + 1} ({_size(sizes[k])})"
+            ranked += [(on_path_s, SearchMove(f"{what} {text}", to)) for text, to in choices.items()]
         for key, chains in self.chains.items():
             names = Counter(name.removeprefix("aten::") for name, _ in key)
-            listed = ", ".join(f"{count} {name}" for name, count in names.items())
+            what = ", ".join(f"{count} {name}" for name, count in names.items())
+            name = f"one kernel: {what} ({_size(sum(size for _, size in key))}, {len(chains)} x)"
             on_path_s = sum(critical_s[i] for chain in chains for i in chain)
-            traffic = _size(sum(size for _, size in key))
-            move = SearchMove(f"one kernel: {listed} ({traffic}, {len(chains)} x)", {}, frozenset({key}))
-            ranked.append((on_path_s, move))
+            ranked.append((on_path_s, SearchMove(name, {}, frozenset({key}))))
         yield from (move for _, move in sorted(ranked, key=lambda entry: -entry[0]))
 
     def replay(self, plan: SearchPlan) -> tuple[float, TraceGraph, Timeline]:
@@ -252,7 +228,7 @@ class SearchSpace:
         *others, last = run
         measured = [self.graph.nodes[i] for i in run]
         busy_s = covered_s(np.array([n.start_s for n in measured]), np.array([n.end_s for n in measured]))
-        duration_s[last] = max(busy_s - self.latency_s * len(others), *(n.duration_s for n in measured))
+        duration_s[last] = max(busy_s - (self.latency_s or 0.0) * len(others), *(n.duration_s for n in measured))
         for position in others:
             for i in _head(nodes, position):
                 for dep in nodes[i].deps:
@@ -277,7 +253,7 @@ class SearchSpace:
             done_s = list(accumulate(self.graph.nodes[i].duration_s for i in work))
             shares = (bisect.bisect_left(done_s, part / parts * done_s[-1]) for part in range(1, parts))
             ready.setdefault(iteration, []).append([work[i] for i in shares])
-            duration_s[position] = duration_s[position] / parts + self.latency_s * (1 - 1 / parts)
+            duration_s[position] = duration_s[position] / parts + (self.latency_s or 0.0) * (1 - 1 / parts)
         for iteration, ranks in ready.items():
             last = [position for (_, of), position in self.buckets[k].items() if of == iteration]
             heads = [_head(nodes, i)[0] for i in last]

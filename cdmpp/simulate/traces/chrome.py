@@ -286,8 +286,7 @@ class _EventReader:
         if phase not in ("X", "B", "E"):
             self._left_out[str(event.get("cat") or _PHASES.get(str(phase), f"phase {phase}"))] += 1
             return
-        at = event.get("ts")
-        at = _number(at)
+        at = _number(event.get("ts"))
         if at is None:
             self._instants["time"] += 1
             return
@@ -314,7 +313,6 @@ class _EventReader:
         duration_s = max(length or 0.0, 0.0) * 1e-6
         made = TraceEvent(kind, name, lane, start_s, duration_s)
         made.correlation = _whole(values.get("correlation", values.get("Correlation ID")))
-        made.external = _whole(values.get("External id", values.get("external id")))
         made.detail = self._detail(kind, name, lane, values)
         self._correlated |= kind == "kernel" and made.correlation >= 0
         if phase == "B":

@@ -55,6 +55,10 @@ class Activity:
     waits: list[TraceEvent] = field(default_factory=list)
 
 
+#: End of work, its node and what it is, by end.
+_Done = Sequence[tuple[float, int, Activity]]
+
+
 @dataclass
 class Streams:
     """The streams of one rank."""
@@ -84,25 +88,17 @@ class Streams:
             ends[lane] = max(ends.get(lane, 0.0), self.graph.nodes[position].end_s, activity.end_s)
             bisect.insort(done, (activity.end_s, position, activity), key=lambda entry: entry[0])
 
-    def _place(
-        self,
-        activity: Activity,
-        idle_from_s: float | None,
-        typical_s: float,
-        done: Sequence[tuple[float, int, Activity]],
-    ) -> int:
+    def _place(self, activity: Activity, idle_from_s: float | None, typical_s: float, done: _Done) -> int:
         """Add an activity, with what lets it start when it was measured to start; its position."""
         graph, start_s = self.graph, max(activity.start_s, idle_from_s or 0.0)
         ready_s = idle_from_s if idle_from_s is not None else 0.0
-        deps: list[int] = []
         queued = activity.launch_s is not None and idle_from_s is not None
         queued = queued and (activity.launch_s or 0.0) + typical_s < (idle_from_s or 0.0)
         waits = [self.positions[id(event)] for event in activity.waits if id(event) in self.positions]
         if not waits:
             waits = self._inferred(activity, start_s, ready_s, typical_s, done)
-        for position in waits:
-            deps.append(position)
-            ready_s = max(ready_s, graph.nodes[position].end_s)
+        deps = list(waits)
+        ready_s = max(ready_s, *(graph.nodes[position].end_s for position in waits)) if waits else ready_s
         if activity.launch_s is not None:
             lag_s = max(start_s - activity.launch_s, 0.0)
             if queued or waits:
@@ -114,52 +110,22 @@ class Streams:
         elif idle_from_s is None and not waits:
             deps.append(graph.delay(self.rank, start_s, None, 0.0, "start"))
             ready_s = start_s
-        residual_s = start_s - ready_s
-        if residual_s > TINY_S:
-            gap = WorkNode(
-                activity.device, activity.stream, residual_s, deps, "gap", self.rank, ready_s, "gap", activity.names
-            )
+        lane, named = (activity.device, activity.stream), (activity.label, activity.names)
+        if start_s - ready_s > TINY_S:
+            gap = (deps, "gap", self.rank, ready_s, "gap", activity.names)
+            graph.add(WorkNode(*lane, start_s - ready_s, *gap))  # type: ignore[arg-type]
             deps = []
-            graph.add(gap)
         if activity.joint:
-            arrive = WorkNode(
-                activity.device,
-                activity.stream,
-                0.0,
-                deps,
-                "arrive",
-                self.rank,
-                start_s,
-                activity.label,
-                activity.names,
+            self.arrivals[id(activity.event)] = graph.add(
+                WorkNode(*lane, 0.0, deps, "arrive", self.rank, start_s, *named)
             )
-            self.arrivals[id(activity.event)] = graph.add(arrive)
             deps = []
-        node = WorkNode(
-            activity.device,
-            activity.stream,
-            max(activity.end_s - start_s, 0.0),
-            deps,
-            activity.role,
-            self.rank,
-            start_s,
-            activity.label,
-            activity.names,
-            activity.operation,
-            activity.call,
-        )
-        position = graph.add(node)
+        seconds, what = max(activity.end_s - start_s, 0.0), (activity.operation, activity.call)
+        position = graph.add(WorkNode(*lane, seconds, deps, activity.role, self.rank, start_s, *named, *what))
         self.positions[id(activity.event)] = position
         return position
 
-    def _inferred(
-        self,
-        activity: Activity,
-        start_s: float,
-        ready_s: float,
-        typical_s: float,
-        done: Sequence[tuple[float, int, Activity]],
-    ) -> list[int]:
+    def _inferred(self, activity: Activity, start_s: float, ready_s: float, typical_s: float, done: _Done) -> list[int]:
         """Work of another stream that ended just before: NCCL's streams wait so for what computes their data."""
         if activity.launch_s is None or activity.launch_s + typical_s > start_s - TINY_S:
             return []  # it started as soon as it was launched
@@ -272,9 +238,7 @@ class TracedRank:
         if role == "copy" and event.kind == "kernel":
             role = "kernel"
         end_s, stream = event.end_s + self.shift_s, f"stream {event.lane.name}"
-        activity = Activity(event, start_s, end_s, name, stream, role, event.name)
-        activity.names, activity.call = (event.name,), call
-        return activity
+        return Activity(event, start_s, end_s, name, stream, role, event.name, (event.name,), call=call)
 
     def collectives(self) -> list[TraceEvent]:
         """Collectives of the window."""
@@ -306,10 +270,9 @@ class TracedRank:
             event = segment.event
             assert event is not None
             call = collective_of(event)
-            activity = Activity(
-                event, segment.start_s, segment.end_s, device, self.host.stream(lane), "comm", event.name
-            )
-            activity.names, activity.call, activity.joint = segment.names, call, id(event) in joint
+            times, where = (segment.start_s, segment.end_s), (device, self.host.stream(lane))
+            activity = Activity(event, *times, *where, "comm", event.name, segment.names, call=call)
+            activity.joint = id(event) in joint
             fitting = [issue for issue in pending if issue[0] <= segment.start_s and call and issue[2] == call.kind]
             same = [issue for issue in fitting if call and issue[3] == call.bytes]
             for issue in (same or fitting)[:1]:

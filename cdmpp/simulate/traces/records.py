@@ -74,7 +74,6 @@ class TraceEvent:
     start_s: float
     duration_s: float
     correlation: int = -1  # connects a runtime call with the work that it launched; -1: none
-    external: int = -1  # id of the operator that launched the work; -1: none
     detail: Arguments | CollectiveCall | Sync | None = None
 
     @property

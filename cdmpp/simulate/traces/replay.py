@@ -194,7 +194,7 @@ class TraceReplay:
             "what_if": [answer.to_dict() for answer in self.what_if],
             "model_id": self.model_id,
             "remarks": graph.remarks,
-            **({} if self.search is None else {"search": self.search.to_dict()}),
+            **({} if self.search is None else {"search": asdict(self.search)}),
         }
 
     def tables(self) -> list[Table]:

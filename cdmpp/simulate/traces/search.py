@@ -6,13 +6,13 @@ A change applies to all iterations and ranks. It is accepted if the replay of th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from cdmpp.errors import FieldError
 from cdmpp.predict.rendering import Table
 from cdmpp.simulate.traces.analysis import PathPart, path_shares
-from cdmpp.simulate.traces.changes import Kind, SearchPlan, SearchSpace
+from cdmpp.simulate.traces.changes import SearchPlan, SearchSpace
 from cdmpp.simulate.traces.nodes import TraceGraph
 from cdmpp.simulate.traces.what_if import signed
 from cdmpp.utils.units import format_latency
@@ -27,7 +27,7 @@ class SearchTrial:
     """A change that was tried. Times are of one replayed iteration."""
 
     name: str
-    kind: Kind
+    kind: Literal["buckets", "fusion"]
     before_s: float  # without it, with the changes that were accepted before
     seconds: float | None  # with it; None if it cannot be replayed
     reason: str = ""  # why it cannot be replayed
@@ -50,10 +50,6 @@ class TraceSearch:
     replays: int  # combinations that were replayed
     complete: bool  # no further single change helps; False if the limit of replays ended the search
     remarks: list[str]  # what the times rest on, and what was not searched
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
 
     def tables(self, critical_path: Sequence[PathPart]) -> list[Table]:
         """The result for a terminal, beside the critical path without changes."""
@@ -101,17 +97,15 @@ def search_changes(graph: TraceGraph, all_reduce_latency_s: float | None, max_re
                 complete = False
                 break
             tried.add(candidate)
+            trial = SearchTrial(move.name, "fusion" if move.fused else "buckets", best_s, None)
             try:
                 result = search.replay(candidate)
             except FieldError as error:
-                rejected[move.name] = SearchTrial(move.name, move.kind, best_s, None, error.message.partition(":")[0])
+                rejected[move.name] = replace(trial, reason=error.message.partition(":")[0])
                 continue
-            trial = SearchTrial(move.name, move.kind, best_s, result[0])
+            rejected[move.name] = replace(trial, seconds=result[0])
             if result[0] < best_s * (1 - _LEAST_SAVING):
-                accepted.append(trial)
-                rejected.pop(move.name, None)
+                accepted.append(rejected.pop(move.name))
                 (best_s, changed, timeline), plan, again = result, candidate, True
-            else:
-                rejected[move.name] = trial
     path, last = path_shares(changed, timeline), list(rejected.values())
     return TraceSearch(before_s, best_s, accepted, last, path, len(tried), complete, search.remarks)

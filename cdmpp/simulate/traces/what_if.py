@@ -161,6 +161,9 @@ def _by_model(graph: TraceGraph, changes: Changes, predictor: Predictor | None) 
     if changes.ranks is not None and changes.ranks < 2:
         raise FieldError(f"ranks is {changes.ranks}", path="ranks", hint="2 or more")
     if changes.ranks is not None or changes.link is not None:
+        if not any(node.role == "comm" for node in graph.nodes):
+            path = "link" if changes.ranks is None else "ranks"
+            raise FieldError("the trace has no collective to change", path=path, hint="leave it out")
         try:
             link = canonical_link(changes.link)
         except ValueError as error:
@@ -173,7 +176,7 @@ def _by_model(graph: TraceGraph, changes: Changes, predictor: Predictor | None) 
             if ranks is None and over is None:
                 continue
             if device is not None and predictor is not None:
-                ratios = link_ratios(graph.nodes, predictor, device, link=over, ranks=ranks)
+                _collectives(ratios := Ratios(), graph.nodes, predictor, (device, device), (None, over), ranks)
             else:
                 ratios = formula_ratios(graph.nodes, link=over, ranks=ranks)
             found.append((name, ratios))
@@ -236,15 +239,9 @@ def _answer(
         raise FieldError(f"{name}: a duration is not finite", hint="give a smaller factor")
     scale_earlier(graph.nodes, base, durations)
     seconds = graph.longest_s(replayer.run(durations).end_s, durations) / graph.count
-    affected_s = sum(base[i] for i in method)
-    shares = {
-        how: float(sum(base[i] for i, each in method.items() if each == how) / affected_s) if affected_s else 0.0
-        for how in METHODS
-    }
-    reasons: dict[str, int] = {}
-    for part in parts:
-        for reason, count in part.reasons.items():
-            reasons[reason] = reasons.get(reason, 0) + count
+    affected_s = float(sum(base[i] for i in method))
+    measured_s = {how: float(sum(base[i] for i, each in method.items() if each == how)) for how in METHODS}
+    reasons = sum((part.reasons for part in parts), Counter[str]())
     ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
     domains = [prediction.domain for part in parts for prediction in part.predictions]
     return WhatIfAnswer(
@@ -252,7 +249,7 @@ def _answer(
         seconds,
         before_s - seconds,
         sum(bool(durations[i] != base[i]) for i in method),
-        {how: share for how, share in shares.items() if share > 0},
+        {how: s / affected_s for how, s in measured_s.items() if s > 0},
         worst(domain for domain in domains) if domains else None,
         dict(ordered[:_MOST_REASONS]),
     )
@@ -355,35 +352,15 @@ def _for_device(spec: OperatorSpec, device: DeviceSpec) -> OperatorSpec:
     return spec.model_copy(update={"dtype": "float32"}) if lacks else spec
 
 
-def link_ratios(
-    nodes: Sequence[WorkNode], predictor: Predictor, device: DeviceSpec, *, link: str | None, ranks: int | None
-) -> Ratios:
-    """Ratios of the collectives over another link, or with another number of ranks. Bytes of a rank stay.
-
-    Raises FieldError: the graph has no collective.
-    """
-    ratios = Ratios()
-    if not any(node.role == "comm" for node in nodes):
-        raise FieldError(
-            "the trace has no collective to change", path="link" if ranks is None else "ranks", hint="leave it out"
-        )
-    _collectives(ratios, nodes, predictor, (device, device), (None, link), ranks)
-    return ratios
-
-
 def formula_ratios(nodes: Sequence[WorkNode], *, link: str | None, ranks: int | None) -> Ratios:
     """Ratios of the collectives where the device is not known: by the formulas of :mod:`cdmpp.simulate.replay.links`.
 
     With a link, the new time is that of a ring over its bandwidth. Without, the time grows with the bytes that each
     rank sends.
 
-    Raises FieldError: the graph has no collective, or the link is not known.
+    Raises FieldError: the link is not known.
     """
     ratios = Ratios()
-    if not any(node.role == "comm" for node in nodes):
-        raise FieldError(
-            "the trace has no collective to change", path="link" if ranks is None else "ranks", hint="leave it out"
-        )
     ring = None if link is None else Link(beta_s_per_byte=1.0 / link_of_name(link).bandwidth_bytes_per_s)
     for i, node in enumerate(nodes):
         call = node.call
@@ -448,6 +425,7 @@ def _collectives(
     links: tuple[str | None, str | None],
     ranks: int | None,
 ) -> None:
+    """Take ratios of the collectives on other devices, over other links or with ``ranks``. Bytes of a rank stay."""
     pairs: dict[int, tuple[OperatorSpec, OperatorSpec]] = {}
     for i, node in enumerate(nodes):
         if node.role != "comm":
