@@ -115,9 +115,9 @@ class SearchSpace:
             else:
                 self.buckets += [dict(zip(rows, column, strict=True)) for column in zip(*rows.values(), strict=True)]
         self.remarks.append(
-            f"an all-reduce takes {format_latency(self.latency_s)} without bytes ({source}). Those that go together save"
-            " it, and keep the rest of their measured times and the host's calls. Parts are ready in proportion to the "
-            "computation since the bucket before"
+            f"an all-reduce takes {format_latency(self.latency_s)} without bytes ({source}). Those that go together "
+            "save it, and keep the rest of their measured times and the host's calls. Parts are ready in proportion to "
+            "the computation since the bucket before"
         )
 
     def _find_chains(self) -> None:

@@ -40,16 +40,32 @@ class SearchTrial:
 
 @dataclass(frozen=True)
 class TraceSearch:
-    """Result of a search; times are of one replayed iteration, in seconds."""
+    """Result of a search; times are of one replayed iteration, in seconds.
 
-    before_s: float  # without changes
-    after_s: float  # with all accepted changes
-    accepted: list[SearchTrial]  # in the order in which they were accepted; each builds on those before it
-    rejected: list[SearchTrial]  # each with its last trial
-    critical_path: list[PathPart]  # with all accepted changes
-    replays: int  # combinations that were replayed
-    complete: bool  # no further single change helps; False if the limit of replays ended the search
-    remarks: list[str]  # what the times rest on, and what was not searched
+    Attributes
+    ----------
+    before_s, after_s : float
+        Without changes, and with all accepted ones.
+    accepted, rejected : list of SearchTrial
+        Accepted changes in their order, each on top of those before it; rejected ones, each as it was tried last.
+    critical_path : list of PathPart
+        With all accepted changes.
+    replays : int
+        Combinations that were replayed.
+    complete : bool
+        Whether no further single change helps; False if the limit of replays ended the search.
+    remarks : list of str
+        What the times rest on, and what was not searched.
+    """
+
+    before_s: float
+    after_s: float
+    accepted: list[SearchTrial]
+    rejected: list[SearchTrial]
+    critical_path: list[PathPart]
+    replays: int
+    complete: bool
+    remarks: list[str]
 
     def tables(self, critical_path: Sequence[PathPart]) -> list[Table]:
         """The result for a terminal, beside the critical path without changes."""
