@@ -24,7 +24,7 @@ SYSTEMS = [
         "AFD",
         "ADSP",
     ),
-    *("BGL", "InfinitePOD", "ByteTransformer", "DSV", "gating", "MFA"),
+    *("ADSP", "BGL", "InfinitePOD", "ByteTransformer", "DSV", "gating", "MFA"),
     *("Step-Video", "Step-Audio", "NextStep-1", "Step1X-Edit"),
 ]
 ROWS = [
