@@ -56,9 +56,10 @@ def windows(traces: Sequence[RankTrace], iteration: int | None = None, mark: str
     marked = [_marks(trace, pattern) for trace in traces]
     if not any(marked):
         if mark is not None or iteration is not None:
+            names = list(dict.fromkeys(event.name for event in traces[0].events if event.kind == "annotation"))
             raise DataError(
                 f"{traces[0].path}: no annotation matches {mark or DEFAULT_MARK!r}",
-                hint="annotations are: " + (", ".join(_annotations(traces[0])) or "none"),
+                hint="annotations are: " + (", ".join(names[:20]) or "none"),
             )
         return [_whole(trace) for trace in traces]
     common = [key for key in marked[0] if all(key in others for others in marked)]
@@ -103,10 +104,6 @@ def _marks(trace: RankTrace, pattern: re.Pattern[str]) -> dict[tuple[int, int], 
 
 def _whole(trace: RankTrace) -> Window:
     return Window((), min(e.start_s for e in trace.events), max(e.end_s for e in trace.events))
-
-
-def _annotations(trace: RankTrace) -> list[str]:
-    return list(dict.fromkeys(event.name for event in trace.events if event.kind == "annotation"))[:20]
 
 
 @dataclass

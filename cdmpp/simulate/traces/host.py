@@ -57,11 +57,6 @@ class _Tree:
     computing: list[TraceEvent] = field(default_factory=list)
 
 
-def is_sync(name: str) -> bool:
-    """Whether a runtime call waits for a device."""
-    return bool(_SYNC.match(name))
-
-
 def segments(events: Iterable[TraceEvent], on_device: bool) -> list[Segment]:
     """Segments of one thread, in time order; time between them is in no event but annotations.
 
@@ -92,7 +87,7 @@ def segments(events: Iterable[TraceEvent], on_device: bool) -> list[Segment]:
 
 def _close(stack: list[_Tree]) -> None:
     tree = stack.pop()
-    if tree.event.kind == "op" and computes(tree.event):
+    if tree.event.kind == "op" and computes(tree.event.name):
         tree.computing = [tree.event]
     if stack:
         stack[-1].anchored |= tree.anchored
@@ -112,7 +107,7 @@ def _emit(
             _emit(child, names, ranges + (ranges == len(outer)), operation, on_device, out)
         return
     if event.kind == "runtime":
-        role: SegmentRole = "sync" if is_sync(event.name) else "launch" if event.correlation >= 0 else "host"
+        role: SegmentRole = "sync" if _SYNC.match(event.name) else "launch" if event.correlation >= 0 else "host"
         out.append(Segment(event.start_s, tree.end_s, role, names, ranges, event, operation))
         return
     waits = bool(_WAITS.search(event.name))
@@ -125,7 +120,7 @@ def _emit(
         role = "host" if on_device or prepares else "op"
         out.append(Segment(event.start_s, tree.end_s, role, names, ranges, inner, waits=waits))
         return
-    if computes(event):
+    if computes(event.name):
         operation = event
     at_s = event.start_s
     for child in tree.children:

@@ -141,15 +141,9 @@ class TraceGraph:
         """The graph for :class:`cdmpp.simulate.replay.Replayer`."""
         ids = self.ids()
         nodes = [
-            Node(
-                ids[i],
-                node.device,
-                node.duration_s,
-                tuple(ids[dep] for dep in node.deps),
-                node.stream,
-                _KINDS.get(node.role, "compute"),
-            )
-            for i, node in enumerate(self.nodes)
+            Node(name, node.device, node.duration_s, tuple(ids[dep] for dep in node.deps), node.stream, kind)
+            for name, node in zip(ids, self.nodes, strict=True)
+            for kind in (_KINDS.get(node.role, "compute"),)
         ]
         return Graph(nodes, frozenset(self.parallel), "listed")
 
@@ -158,13 +152,11 @@ class TraceGraph:
         ids = self.ids()
         nodes = []
         for i, node in enumerate(self.nodes):
-            form: dict[str, Any] = {
-                "id": ids[i],
-                "device": node.device,
-                "stream": node.stream,
-                "duration_s": node.duration_s,
-                "class": class_of(node),
-            }
+            kind = _KINDS.get(node.role, "compute")
+            form: dict[str, Any] = {"id": ids[i], "device": node.device, "stream": node.stream}
+            form |= {"duration_s": node.duration_s, "class": kind}
+            if kind == "compute":  # what it runs
+                form["class"] = (node.label or node.role)[:MAX_NAME]
             if node.deps:
                 form["deps"] = [ids[dep] for dep in node.deps]
             nodes.append(form)
@@ -175,12 +167,6 @@ class TraceGraph:
 
 def _on_device(node: WorkNode) -> bool:
     return " gpu" in node.device
-
-
-def class_of(node: WorkNode) -> str:
-    """Class of a node in a replay request: "comm", "gap", or what it runs."""
-    kind = _KINDS.get(node.role, "compute")
-    return kind if kind != "compute" else (node.label or node.role)[:MAX_NAME]
 
 
 def _id(node: WorkNode, position: int) -> str:

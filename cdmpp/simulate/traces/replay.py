@@ -6,6 +6,7 @@ joined at their collectives.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -213,24 +214,14 @@ class TraceReplay:
         ]
         causes = list(dict.fromkeys(cause for row in self.idle for cause in row.idle_s))
         used = [
-            (
-                f"rank {row.rank}",
-                format_latency(row.busy_s),
-                *(format_latency(row.idle_s.get(cause, 0.0)) for cause in causes),
-                format_latency(row.exposed_comm_s),
-            )
+            (f"rank {row.rank}", *map(format_latency, (row.busy_s, *idle_s, row.exposed_comm_s)))
             for row in self.idle
+            for idle_s in ([row.idle_s.get(cause, 0.0) for cause in causes],)
         ]
         kernels = [
-            (
-                _cut(short_name(row.name)),
-                row.operator,
-                f"{row.calls} x",
-                format_latency(row.seconds),
-                format_latency(row.mean_s),
-                f"{100 * row.share:.1f} %",
-            )
+            (_cut(short_name(row.name)), row.operator, f"{row.calls} x", *times, f"{100 * row.share:.1f} %")
             for row in self.kernels
+            for times in ((format_latency(row.seconds), format_latency(row.mean_s)),)
         ]
         name = "kernel" if graph.on_device else "operator"
         header = (name, "operator" if graph.on_device else "", "calls", "total", "mean", "share")
@@ -258,10 +249,9 @@ class TraceReplay:
             )
             for answer in self.what_if
         ]
-        reasons: dict[str, int] = {}
+        reasons = Counter[str]()
         for answer in self.what_if:
-            for reason, count in answer.reasons.items():
-                reasons[reason] = max(reasons.get(reason, 0), count)
+            reasons |= Counter(answer.reasons)
         return [
             Table(("what if", "nodes", "iteration", "saving", "new times", "domain"), rows, (1, 2, 3)),
             Table.lines(*(f"not predicted: {reason} ({count:,} x)" for reason, count in reasons.items())),

@@ -49,18 +49,14 @@ class RecordedTensor:
         return dtype_bytes(self.dtype)
 
 
-def computes(event: TraceEvent) -> bool:
-    """Whether an operator has a known computation, by its name; its shapes may be missing."""
-    return _computes(event.name)
-
-
 def is_free(event: TraceEvent) -> bool:
     """Whether an operator only allocates, renames or describes memory."""
     return event.name.startswith("aten::") and event.name.removeprefix("aten::") in FREE
 
 
 @lru_cache(maxsize=4096)
-def _computes(name: str) -> bool:
+def computes(name: str) -> bool:
+    """Whether an operator of this name has a known computation; its shapes may be missing."""
     if not name.startswith("aten::"):
         return False
     name = name.removeprefix("aten::")
