@@ -68,9 +68,16 @@ def test_a_cut_trace_is_one_line_and_writes_nothing(run: Run, tmp_path: Path, pa
     assert "the gzip file is cut" in messages and "copy the whole file" in messages and not graph.exists()
 
 
+def test_search_is_in_the_json_answer(run: Run, pair: list[Path]) -> None:
+    search = json.loads(run("replay", *pair, "--search", "--json").stdout)["search"]
+    assert search["after_s"] <= search["before_s"] and search["remarks"]
+    assert "add search=True (--search)" in run.refused("replay", *pair, "--all-reduce-us", "9")
+
+
 def test_options_of_traces_need_a_trace(run: Run) -> None:
     graph = ROOT / "docs/examples/replay.json"
     assert "only for a trace" in run.refused("replay", graph, "--remove", "gemm", code=2)
+    assert "only for a trace" in run.refused("replay", graph, "--search", code=2)
     assert "one graph or model" in run.refused("replay", graph, graph, code=2)
 
 
@@ -89,7 +96,8 @@ def test_the_documentation_shows_the_output(run: Run, monkeypatch: pytest.Monkey
     answer = run(*command.replace("'", "").split()[1:]).stdout
     if "--device" in command:  # another model answers other times
         answer, shown = answer.partition("\nwhat if")[0], shown.partition("\nwhat if")[0]
-    assert answer == shown
+    # Of a search the page shows what follows the replay, without remarks about the files.
+    assert shown in answer if "--search" in command else answer == shown
 
 
 def test_recorded_examples_are_replayed_within_one_percent() -> None:
