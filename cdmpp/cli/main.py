@@ -21,7 +21,7 @@ from cdmpp.cli.inspection import inspect
 from cdmpp.cli.llm import calibrate, llm
 from cdmpp.cli.measure import measure
 from cdmpp.cli.plan_check import check
-from cdmpp.cli.plan_rl import plan
+from cdmpp.cli.plan_training import plan
 from cdmpp.cli.predict import predict
 from cdmpp.cli.probe import probe
 from cdmpp.cli.ray_option import RayCommand

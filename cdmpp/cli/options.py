@@ -27,14 +27,18 @@ def with_options(options: Mapping[str, RequestOption]) -> Callable[[Command], Co
     return replaced
 
 
-def with_fields(fields: type) -> Callable[[Command], Command]:
-    """Replace the parameter ``**options`` of a command by one parameter for each field of a data class of options."""
+def with_fields(fields: type, options: Mapping[str, RequestOption] | None = None) -> Callable[[Command], Command]:
+    """Replace the parameter ``**options`` of a command by one parameter for each field of a data class of options.
+
+    ``options``: further parameters, before them.
+    """
     types = get_type_hints(fields, include_extras=True)
     made = [
         inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=types[f.name])
         for f in dataclasses.fields(fields)
     ]
-    return lambda command: _with_parameters(command, [*_stated(command), *made])
+    more = [_parameter(name, option) for name, option in (options or {}).items()]
+    return lambda command: _with_parameters(command, [*_stated(command), *more, *made])
 
 
 def _stated(command: Callable[..., None]) -> list[inspect.Parameter]:

@@ -216,5 +216,5 @@ def _command(spec: PlannerSpec) -> None:
 
 
 for _spec in PLANNERS.values():
-    if _spec.path != "/replay" and _spec.name != "rl":  # `cdmpp replay`, cdmpp/cli/plan_rl.py
+    if _spec.path != "/replay" and _spec.name not in ("rl", "training"):  # `cdmpp replay`, cdmpp/cli/plan_NAME.py
         _command(_spec)

@@ -116,7 +116,7 @@ def with_configs(request: Any) -> Any:
     """A request in which every ``{"llm": {"config": path, "engine": path}}`` has the contents of the files.
 
     So has every ``training`` of a job of a cluster.
-
+    So have ``model`` and ``engine`` of a request with ``global_batch``, which asks for a plan of training.
     Parts of the request without a path are the same objects. A service is never sent paths, and reads none.
 
     Raises
@@ -124,6 +124,10 @@ def with_configs(request: Any) -> Any:
     DataError
         A file cannot be read, or is not a JSON object.
     """
+    if isinstance(request, Mapping) and {"model", "global_batch"} <= request.keys():
+        read = _with_config("llm", {"config": request["model"], "engine": request.get("engine")})
+        changed = {"model": read["config"]} | ({"engine": read["engine"]} if "engine" in request else {})
+        return {**request, **changed}
     try:
         return _replaced(request)
     except RecursionError:

@@ -94,6 +94,12 @@ _ALL: tuple[PlannerSpec, ...] = (
         "cdmpp.plan.data_parallel.schema:DataParallelRequest",
     ),
     PlannerSpec(
+        "training",
+        "/training/plan",
+        "Layout, gradient buckets and compression of a training step of a language model.",
+        "cdmpp.plan.training.schema:TrainingRequest",
+    ),
+    PlannerSpec(
         "simulate",
         "/pipeline/simulate",
         "One training step of a pipeline: time, bubbles and peak memory under a schedule.",

@@ -20,6 +20,8 @@ DEFAULTS: dict[str, float] = {
     "data-parallel.layers": 2048,
     "data-parallel.bucket_sizes": 16,
     "data-parallel.all_reduces": 100_000,
+    "training.gpus": 16_384,
+    "training.compressors": 4,
     "simulate.stages": 256,
     "simulate.passes": 16_384,
     "simulate.passes_of_all_copies": 4 * 16_384,

@@ -19,7 +19,6 @@ from cdmpp.plan.compress.schema import CompressPlan, CompressRequest
 from cdmpp.plan.compress.solver import (
     Bound,
     GradientTensor,
-    Option,
     bytecomp,
     draw,
     hidden,
@@ -31,6 +30,7 @@ from cdmpp.plan.compress.solver import (
 )
 from cdmpp.predict.rendering import render
 from cdmpp.predict.requests.budget import SearchControl
+from cdmpp.simulate.replay.data_parallel import Option
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "compress.json"
 

@@ -189,7 +189,7 @@ def test_measured_layouts_have_their_own_predictions(predictor: LatencyPredictor
     assert separate["predicted"]["training_s"] > 1.5 * shared["predicted"]["training_s"]
 
 
-@pytest.mark.parametrize("text", ["", "step_s\n", "step_s,gpu\n1,2\n", "step_s,pp\n1,x\n", "step_s,pp\n1\n"])
+@pytest.mark.parametrize("text", ["", "step_s\n", "step_s,gpu\n1,2\n", "step_s,pp\n1,x\n", "step_s,pp\n1,2,3\n"])
 def test_invalid_tables_of_measured_steps_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     path.write_text(text, encoding="utf-8")

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from cdmpp.errors import DataError
+from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.training.layout import TrainingLayout
 from cdmpp.llm.training.result import TrainingStep
 
 
-def export_layout(step: TrainingStep, form: str) -> str:
+@dataclass(frozen=True)
+class LaidOut:
+    """A layout of a model, with the layers of each stage and the type of its products."""
+
+    layout: TrainingLayout
+    config: LLMConfig
+    layers: Sequence[int]
+    products: str | None
+
+
+def export_layout(step: LaidOut | TrainingStep, form: str) -> str:
     """The layout of a step as text.
 
     Parameters
@@ -25,7 +40,7 @@ def export_layout(step: TrainingStep, form: str) -> str:
     raise DataError(f"export: {form!r} is not known", hint="megatron or torchtitan")
 
 
-def _megatron(step: TrainingStep) -> str:
+def _megatron(step: LaidOut | TrainingStep) -> str:
     x, layers = step.layout, step.config.layers
     lines = [
         f"--tensor-model-parallel-size {x.tp}",
@@ -67,7 +82,7 @@ def _megatron(step: TrainingStep) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _torchtitan(step: TrainingStep) -> str:
+def _torchtitan(step: LaidOut | TrainingStep) -> str:
     x = step.layout
     sharded = x.dp if x.sharding != "none" else 1
     lines = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -78,6 +79,13 @@ class TrainingStep(Rendered):
         """Throughput of one device."""
         return self.tokens / self.step_s / self.layout.gpus
 
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds of operators, exposed communication, bubble, optimizer and host: the breakdown without levels."""
+        b = self.breakdown
+        named = {f"{name} communication": seconds for name, seconds in b["exposed"].items() if seconds}
+        return {**b["compute"], **named, **{name: b[name] for name in ("bubble", "optimizer", "host")}}
+
     def to_dict(self) -> dict[str, Any]:
         """The result as JSON values."""
         return {
@@ -109,7 +117,7 @@ class TrainingStep(Rendered):
 
 def training_tables(step: TrainingStep) -> list[Table]:
     """A training step: duration, throughput, memory, and its parts, which add up to it."""
-    memory, b = step.memory, step.breakdown
+    memory = step.memory
     share = "" if step.model_flops_utilization is None else f", {percent(step.model_flops_utilization)} of the peak"
     capacity = "" if memory.device is None else f" of {memory.device / 1e9:.0f}"
     figures = Table.lines(
@@ -123,19 +131,20 @@ def training_tables(step: TrainingStep) -> list[Table]:
         f"{memory.activations / 1e9:.1f}",
         f"domain {step.domain}: {step.domain_reason}",
     )
-    operators = sorted(b["compute"].items(), key=lambda item: -item[1])
-    parts = [*operators[:SHOWN_PARTS]]
+    return [figures, parts_table(step.parts, step.step_s), Table.lines(*(f"note: {remark}" for remark in step.remarks))]
+
+
+def parts_table(parts: Mapping[str, float], step_s: float) -> Table:
+    """The largest operators, the others together, then what is no computation."""
+    behind = [name for name in parts if name.endswith(" communication") or name in ("bubble", "optimizer", "host")]
+    operators = sorted(((n, s) for n, s in parts.items() if n not in behind), key=lambda item: -item[1])
+    shown = operators[:SHOWN_PARTS]
     if operators[SHOWN_PARTS:]:
         rest = sum(seconds for _, seconds in operators[SHOWN_PARTS:])
-        parts.append((f"{len(operators) - SHOWN_PARTS} more", rest))
-    parts += [(f"{name} communication", seconds) for name, seconds in b["exposed"].items() if seconds]
-    parts += [(name, b[name]) for name in ("bubble", "optimizer", "host") if b[name]]
-    rows = [(name, format_latency(seconds), percent(seconds / step.step_s)) for name, seconds in parts]
-    return [
-        figures,
-        Table(("part", "seconds", "share"), rows, (1, 2)),
-        Table.lines(*(f"note: {remark}" for remark in step.remarks)),
-    ]
+        shown.append((f"{len(operators) - SHOWN_PARTS} more", rest))
+    shown += [(name, parts[name]) for name in behind if parts[name]]
+    rows = [(name, format_latency(seconds), percent(seconds / step_s)) for name, seconds in shown]
+    return Table(("part", "seconds", "share"), rows, (1, 2))
 
 
 @dataclass(frozen=True)

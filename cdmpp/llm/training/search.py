@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from os import PathLike
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError, InfeasibleError
@@ -15,7 +15,7 @@ from cdmpp.llm.engines.profile import Engine, EngineProfile, load_training_engin
 from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor
 from cdmpp.llm.options import MAX_GLOBAL_BATCH, check_whole
 from cdmpp.llm.read import read_config
-from cdmpp.llm.training.fitting import candidates, rough_cost
+from cdmpp.llm.training.fitting import candidates, rough_cost, smallest_layouts
 from cdmpp.llm.training.layout import Overlap, Sharding, TrainingLayout, training_types
 from cdmpp.llm.training.links import Links
 from cdmpp.llm.training.memory import training_memory
@@ -28,6 +28,108 @@ from cdmpp.predict.prediction import Prediction, Query
 MAX_PRICED = 1000
 #: Fields of a layout that are searched unless they are given.
 KEPT = ("tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "recompute")
+
+
+P = TypeVar("P", bound=TrainingPlan)
+
+
+class PlanGroup(Generic[P]):
+    """Plans of several layouts, whose equal queries are predicted once.
+
+    Attributes
+    ----------
+    queries : list of Query
+    """
+
+    def __init__(self, plans: Sequence[P], queries: Sequence[Query] = ()) -> None:
+        self.plans = plans
+        every = queries or [query for plan in plans for query in plan.queries]
+        self.queries = list({query.program.operator: query for query in every}.values())
+        self._places = {query.program.operator: place for place, query in enumerate(self.queries)}
+
+    def of_plan(self, plan: P, predictions: Sequence[Prediction]) -> list[Prediction]:
+        """The predictions of a plan's queries among those of :attr:`queries`."""
+        return [predictions[self._places[query.program.operator]] for query in plan.queries]
+
+
+def fitting_layouts(
+    model: LLMConfig,
+    spec: DeviceSpec,
+    profile: EngineProfile,
+    given: Mapping[str, Any],
+    *,
+    gpus: int,
+    global_batch: int,
+    sequence: int,
+    dtype: str,
+    products: str | None,
+    overlap: Overlap | None,
+    ranks_per_node: int | None,
+    network: float | str | None,
+) -> list[TrainingLayout]:
+    """Layouts that need at most 94 % of the memory; ``given``: values that all have, None for those of any value.
+
+    Raises
+    ------
+    FieldError
+        A given value does not divide the model, or is not known.
+    InfeasibleError
+        No layout fits; the hint has the smallest ones that do.
+    """
+    assert profile.training is not None
+    loop, overlap = profile.training, overlap or profile.training.overlap
+    if unknown := sorted(given.keys() - {*KEPT, "sharding"}):
+        raise FieldError(f"{unknown[0]}: not known", path=unknown[0], hint="kept values: " + ", ".join(KEPT))
+    given = {name: value for name, value in given.items() if value is not None}
+    check_whole("global_batch", global_batch, MAX_GLOBAL_BATCH)
+    alone = {"micro_batch": 1, **given, **({} if "pp" in given else {"virtual_pp": 1})}
+    wanted = TrainingLayout(gpus=gpus, global_batch=global_batch, sequence=sequence, overlap=overlap, **alone)
+    wanted.check(model, batch=False)
+    types, links = training_types(dtype, products, spec), Links.of(spec, ranks_per_node, network)
+
+    def fits(layout: TrainingLayout) -> bool:
+        return training_memory(model, layout, types, loop, spec.memory_bytes).fits_with_margin
+
+    sizes: dict[str, Any] = {"gpus": gpus, "global_batch": global_batch, "sequence": sequence, "overlap": overlap}
+    if fitting := candidates(model, fits, links.domain_ranks, given=given, **sizes):
+        return fitting
+    hint = "use more devices, a batch that the copies divide" + (", or fewer given values" if given else "")
+    smallest = smallest_layouts(model, replace(wanted, sharding="optimizer"), fits, links.domain_ranks)
+    if smallest and not given:
+        hint += "; the smallest layouts that fit: " + "; ".join(f"{x.gpus} GPUs: {x.named()}" for x in smallest)
+    raise InfeasibleError(
+        f"no layout of {gpus} {spec.name} with a batch of {global_batch} holds the model"
+        + ("" if not given else " with " + ", ".join(f"{name}={value}" for name, value in given.items())),
+        path="gpus",
+        hint=hint,
+    )
+
+
+class LayoutPlans(PlanGroup[TrainingPlan]):
+    """Plans of the layouts that fit the memory: of many, those of the lowest rough cost."""
+
+    def __init__(self, plans: Sequence[TrainingPlan], fitting: int, queries: Sequence[Query] = ()) -> None:
+        super().__init__(plans, queries)
+        self.fitting = fitting
+
+    @classmethod
+    def of(
+        cls, model: LLMConfig, spec: DeviceSpec, profile: EngineProfile, options: Mapping[str, Any], **given: Any
+    ) -> Self:
+        """The plans of :func:`search_layouts`; ``options``: dtype, products, ranks_per_node and network."""
+        sizes = {name: given.pop(name, None) for name in ("gpus", "global_batch", "sequence", "overlap")}
+        fitting = fitting_layouts(model, spec, profile, given, **sizes, **options)
+        shared: dict[Any, Any] = {}
+        plans = [
+            TrainingPlan(model, spec, layout, engine=profile, check_memory=False, shared=shared, **options)
+            for layout in sorted(fitting, key=rough_cost)[:MAX_PRICED]
+        ]
+        return cls(plans, len(fitting))
+
+    def steps(self, model_id: str, predictions: Sequence[Prediction]) -> list[TrainingStep]:
+        """The steps made of the predictions of :attr:`queries`, the fastest first."""
+        steps = [plan.result(model_id, self.of_plan(plan, predictions)) for plan in self.plans]
+        return sorted(steps, key=lambda step: step.step_s)
 
 
 def search_layouts(
@@ -78,75 +180,3 @@ def search_layouts(
     )
     steps = plans.steps(predictor.model_id, predictor.predict_queries(plans.queries))
     return LayoutSearch(steps[:most], plans.fitting, len(plans.plans))
-
-
-@dataclass(frozen=True)
-class LayoutPlans:
-    """Plans of the layouts that fit the memory: of many, those of the lowest rough cost."""
-
-    plans: Sequence[TrainingPlan]
-    fitting: int  # layouts that fit
-    queries: list[Query] = field(default_factory=list)  # of all plans, each once; filled where it is empty
-
-    def __post_init__(self) -> None:
-        if not self.queries:
-            queries = {query.program.operator: query for plan in self.plans for query in plan.queries}
-            self.queries.extend(queries.values())
-
-    @classmethod
-    def of(
-        cls,
-        model: LLMConfig,
-        spec: DeviceSpec,
-        profile: EngineProfile,
-        options: Mapping[str, Any],
-        *,
-        gpus: int,
-        global_batch: int,
-        sequence: int,
-        overlap: Overlap | None = None,
-        **given: Any,
-    ) -> Self:
-        """The plans of :func:`search_layouts`; ``options``: dtype, products, ranks_per_node and network."""
-        loop = profile.training
-        assert loop is not None
-        overlap = overlap or loop.overlap
-        if unknown := sorted(given.keys() - {*KEPT, "sharding"}):
-            raise FieldError(f"{unknown[0]}: not known", path=unknown[0], hint="kept values: " + ", ".join(KEPT))
-        given = {name: value for name, value in given.items() if value is not None}
-        check_whole("global_batch", global_batch, MAX_GLOBAL_BATCH)
-        alone = {"micro_batch": 1, **given, **({} if "pp" in given else {"virtual_pp": 1})}
-        TrainingLayout(gpus=gpus, global_batch=global_batch, sequence=sequence, overlap=overlap, **alone).check(
-            model, batch=False
-        )
-        types = training_types(options["dtype"], options["products"], spec)
-        fitting = candidates(
-            model,
-            lambda layout: training_memory(model, layout, types, loop, spec.memory_bytes).fits_with_margin,
-            Links.of(spec, options["ranks_per_node"], options["network"]).domain_ranks,
-            gpus=gpus,
-            global_batch=global_batch,
-            sequence=sequence,
-            overlap=overlap,
-            given=given,
-        )
-        if not fitting:
-            raise InfeasibleError(
-                f"no layout of {gpus} {spec.name} with a batch of {global_batch} holds the model"
-                + ("" if not given else " with " + ", ".join(f"{name}={value}" for name, value in given.items())),
-                path="gpus",
-                hint="use more devices, a batch that the copies divide" + (", or fewer given values" if given else ""),
-            )
-        chosen = sorted(fitting, key=rough_cost)[:MAX_PRICED]
-        shared: dict[Any, Any] = {}
-        plans = [
-            TrainingPlan(model, spec, layout, engine=profile, check_memory=False, shared=shared, **options)
-            for layout in chosen
-        ]
-        return cls(plans, len(fitting))
-
-    def steps(self, model_id: str, predictions: Sequence[Prediction]) -> list[TrainingStep]:
-        """The steps made of the predictions of :attr:`queries`, the fastest first."""
-        of = {query.program.operator: price for query, price in zip(self.queries, predictions, strict=True)}
-        steps = [plan.result(model_id, [of[query.program.operator] for query in plan.queries]) for plan in self.plans]
-        return sorted(steps, key=lambda step: step.step_s)

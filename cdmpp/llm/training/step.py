@@ -141,6 +141,9 @@ class TrainingPlan:
     ----------
     queries : list of Query
         Queries for a predictor; pass their predictions to :meth:`result`.
+    exposed_dp_s : dict of bool to float
+        After :meth:`result`: exposed exchanges of weights behind forward (False) and of gradients behind backward
+        passes in a step.
     """
 
     def __init__(
@@ -480,11 +483,11 @@ class TrainingPlan:
         # A round of fewer micro-batches than stages waits for the last stage.
         waits = layout.pp - 1 + (layout.virtual_pp - 1) * max(0, layout.pp - m)
         bubble = waits / layout.virtual_pp * mean
-        dp, hidden_dp, dp_bounds = self._data_parallel(stage.room)
+        self.exposed_dp_s, hidden_dp, dp_bounds = self._data_parallel(stage.room)
         optimizer = self._optimizer_s(self._stage(slowest))
         host_s = m * stage.host + self.engine.host.step_s
         exposed_s = {group: m * float(seconds[0]) for group, seconds in stage.exposed.items()} | {
-            "dp": dp + self.loop.contention * hidden_dp,
+            "dp": sum(self.exposed_dp_s.values()) + self.loop.contention * hidden_dp,
             "pp": self._stages_s(m),
         }
         kinds = m * (stage.unit.kinds[False] + stage.unit.kinds[True])
@@ -544,8 +547,8 @@ class TrainingPlan:
             share = self.loop.exposed_tp if group == "tp" else self.loop.exposed_ep
         return np.asarray(share * both)
 
-    def _data_parallel(self, room: Mapping[bool, float]) -> tuple[float, float, Array]:
-        """Exposed and hidden seconds of gradients and weights in a step, and bounds of all of them."""
+    def _data_parallel(self, room: Mapping[bool, float]) -> tuple[dict[bool, float], float, Array]:
+        """Exposed seconds behind forward (False) and backward passes, hidden ones, and bounds of all of them."""
         layout, total = self.layout, np.zeros(3)
         by_pass = {False: 0.0, True: 0.0}
         messages = self._reductions()
@@ -554,10 +557,10 @@ class TrainingPlan:
             by_pass[backward] += runs * float(seconds[0])
             total = total + runs * seconds
         if layout.overlap == "none" or not messages:
-            return float(total[0]), 0.0, total
+            return by_pass, 0.0, total
         passes = layout.micro_batches if layout.sharding == "fsdp" else 1
-        exposed = sum(max(by_pass[back] - passes * room[back], _PIECE * by_pass[back]) for back in room)
-        return exposed, float(total[0]) - exposed, total
+        exposed = {back: max(by_pass[back] - passes * room[back], _PIECE * by_pass[back]) for back in room}
+        return exposed, float(total[0]) - sum(exposed.values()), total
 
     def _stages_s(self, m: int) -> float:
         """Exposed seconds of the transfers between stages."""

@@ -12,17 +12,10 @@ from pydantic import Field, PrivateAttr
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.llm import defaults, read_config
 from cdmpp.llm.engines.profile import load_training_engine
+from cdmpp.llm.forms import EngineForm, ModelConfig, TrainingDegree, TrainingNetwork, known_device, training_requests
 from cdmpp.llm.options import MAX_GLOBAL_BATCH, MAX_SEQUENCE
 from cdmpp.llm.training.result import TrainingStep
 from cdmpp.llm.training.search import KEPT, LayoutPlans
-from cdmpp.plan.base.batch_curve import (
-    EngineForm,
-    ModelConfig,
-    TrainingDegree,
-    TrainingNetwork,
-    known_device,
-    training_requests,
-)
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.fields import Count, DeviceForm, PriceRequest, WholeNumber
 from cdmpp.predict.requests.pricing import Priced

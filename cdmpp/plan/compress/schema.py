@@ -22,11 +22,10 @@ from cdmpp.predict.requests.request import (
     Seed,
     WholeNumber,
 )
+from cdmpp.simulate.replay.data_parallel import Place
 from cdmpp.simulate.replay.forms import LinkForm
 from cdmpp.utils.units import format_latency
 
-#: Processor that compresses and decompresses.
-Place = Literal["none", "gpu", "cpu"]
 Stream = Literal["gpu", "cpu", "network"]
 Stage = Literal["backward", "compress", "exchange", "decompress"]
 #: Shortest bound, as a share of the iteration, that the gap is computed with.

@@ -9,23 +9,26 @@ bound with a lower bound, improve its strategy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import combinations
-from typing import TYPE_CHECKING, cast, get_args
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import combinations, product
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.base.solve import check_unique
-from cdmpp.plan.compress.schema import CompressPlan, CompressRequest, Place, Span, Stage, Stream, TensorPlan
+from cdmpp.plan.compress.schema import CompressorForm, CompressPlan, CompressRequest, Span, Stage, Stream, TensorPlan
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.plot import BLUE, GREEN, GREY, YELLOW, Bar, draw_legend, draw_timeline, new_figure
 from cdmpp.predict.requests.pricing import cost_of
-from cdmpp.simulate.replay import Graph, Node, Timeline, replay
+from cdmpp.simulate.replay import Timeline, replay
 from cdmpp.simulate.replay.build import read_link
+from cdmpp.simulate.replay.data_parallel import Option, Pass, Place, pass_graph
 from cdmpp.simulate.replay.engine import walk
+from cdmpp.simulate.replay.forms import LinkForm
 from cdmpp.simulate.replay.graph import Floats
 from cdmpp.simulate.replay.links import Algorithm, Collective, Link, collective_s
 from cdmpp.utils.jit import jit
@@ -39,91 +42,159 @@ if TYPE_CHECKING:
 CLOSE = 1e-9
 
 
+#: Choice of a gradient that is exchanged with the next one.
+JOIN = -1
+_PLACES: dict[Place, float] = {"none": 0.0, "gpu": 1.0, "cpu": 2.0}
+
+
 @dataclass(frozen=True)
-class Option:
-    """One way to exchange a tensor: seconds on the GPU, on the CPU and on the network."""
+class Exchanges:
+    """Ways to exchange a bucket of any size; an option whose buffer exceeds ``free_bytes`` does not compress."""
 
-    compressor: str | None
-    place: Place
-    network_s: float
-    compress_s: float = 0.0
-    decompress_s: float = 0.0
+    compressors: Sequence[CompressorForm]
+    ranks: int
+    link: Callable[[Collective], Link]
+    algorithm: Algorithm = "ring"
+    free_bytes: float = math.inf
+    _known: dict[float, tuple[Option, ...]] = field(default_factory=dict, compare=False)
 
-    @property
-    def spent_s(self) -> tuple[float, float, float]:
-        """Seconds of the GPU, the CPU and the network."""
-        work = self.compress_s + self.decompress_s
-        return (work if self.place == "gpu" else 0.0, work if self.place == "cpu" else 0.0, self.network_s)
+    @classmethod
+    def of(cls, form: LinkForm, ranks: int, algorithm: Algorithm, figure: str = "latency_s", **more: Any) -> Exchanges:
+        """From a link; ``figure`` of a predicted one: "latency_s", "lower_s" or "upper_s".
+
+        Raises FieldError: it is predicted for another number of ranks.
+        """
+        if form.collective is not None and form.collective.ranks != ranks:
+            raise FieldError.at(
+                "link.collective.ranks",
+                f"{form.collective.ranks} ranks, and the request has {ranks}",
+                hint="give the same number",
+            )
+        link = cache(lambda op: read_link(form, "link", op, figure))
+        return cls(ranks=ranks, link=link, algorithm=algorithm if form.collective is None else "measured", **more)
+
+    def exchange_s(self, op: Collective, size: float) -> float:
+        """Seconds of a collective."""
+        link = self.link(op)
+        try:
+            return collective_s(op, self.ranks, size, link, self.algorithm)
+        except FieldError as error:
+            raise FieldError.at("link.table", error.message, hint=error.hint) from None
+
+    def least_s(self, size: float) -> float:
+        """Least time of the network for any buckets with ``size`` bytes together, compressed or not.
+
+        Between two rows of a table the rate is monotone, so that the best message is a row of the table or the whole.
+        """
+        sent: list[tuple[Collective, float]] = [("all_reduce", size)]
+        sent += [(c.collective, self.buffer_bytes(c, size)) for c in self.compressors]
+        # Messages of a ring are shares of the buffer.
+        parts = self.ranks if self.algorithm == "ring" else 1
+        return min(
+            whole / message * self.exchange_s(op, message)
+            for op, whole in sent
+            for message in (*(row[0] * parts for row in self.link(op).table if row[0] * parts < whole), whole)
+        )
+
+    def buffer_bytes(self, compressor: CompressorForm, size: float) -> float:
+        """Bytes of a compressed bucket; the buffer of an all-gather has those of all ranks."""
+        return size * compressor.ratio * (self.ranks if compressor.collective == "all_gather" else 1)
+
+    def options(self, size: float) -> tuple[Option, ...]:
+        """Options of a bucket of so many bytes; the first one does not compress."""
+        if size in self._known:
+            return self._known[size]
+        plain = Option(None, "none", self.exchange_s("all_reduce", size))
+        options = [plain]
+        for compressor in self.compressors:
+            buffer = self.buffer_bytes(compressor, size)
+            network_s = self.exchange_s(compressor.collective, buffer)
+            places: list[Place] = ["gpu", "cpu"]
+            for place, work in zip(places, (compressor.gpu, compressor.cpu), strict=True):
+                if work is not None:
+                    compress_s = work.overhead_s + work.compress_s_per_byte * size
+                    # Each rank decompresses all of the buffer.
+                    decompress_s = work.overhead_s + work.decompress_s_per_byte * (buffer / compressor.ratio)
+                    option = Option(compressor.name, place, network_s, compress_s, decompress_s)
+                    options.append(option if buffer <= self.free_bytes else plain)
+        return self._known.setdefault(size, tuple(options))
 
 
 @dataclass(frozen=True)
 class GradientTensor:
-    """A gradient; ``options[0]`` does not compress it. Tensors are in the order of the backward pass."""
+    """A gradient; ``options[0]`` does not compress it. Tensors are in the order of the backward pass.
+
+    Without options it is computation alone. With ``exchanges``, it may be exchanged with the next ones.
+    """
 
     name: str
     backward_s: float
     options: tuple[Option, ...]
+    bytes: float = 0.0
+    exchanges: Exchanges | None = None
 
 
 Choice = tuple[int, ...]
 
 
-def graph(tensors: Sequence[GradientTensor], choice: Choice) -> Graph:
-    """The backward pass with a chosen option for each tensor; ids sort by tensor, then by stage."""
-    nodes: list[Node] = []
-    before: tuple[str, ...] = ()
-    for i, (tensor, k) in enumerate(zip(tensors, choice, strict=True)):
-        option = tensor.options[k]
-        name = f"{i:04d}"
-        nodes.append(Node(f"{name}.0", "worker", tensor.backward_s, before, "gpu"))
-        before = ready = (f"{name}.0",)
-        if option.compressor is not None:
-            nodes.append(Node(f"{name}.1", "worker", option.compress_s, ready, option.place))
-            ready = (f"{name}.1",)
-            if option.place == "gpu":
-                # It runs in the queue of the GPU, after the backward pass of this tensor.
-                before = ready
-        nodes.append(Node(f"{name}.2", "worker", option.network_s, ready, "network", "comm"))
-        if option.compressor is not None:
-            nodes.append(Node(f"{name}.3", "worker", option.decompress_s, (f"{name}.2",), option.place))
-    return Graph(nodes)
+def passes(tensors: Sequence[GradientTensor], choice: Choice) -> list[Pass]:
+    """The backward pass with a chosen option for each tensor, or for each group of joined ones."""
+    out: list[Pass] = []
+    size, joined = 0.0, False
+    for tensor, k in zip(tensors, choice, strict=True):
+        size += tensor.bytes
+        if k == JOIN or not tensor.options:
+            out.append(Pass(tensor.backward_s))
+            joined = joined or k == JOIN
+        else:
+            options = tensor.exchanges.options(size) if joined and tensor.exchanges is not None else tensor.options
+            out.append(Pass(tensor.backward_s, options[k]))
+            size, joined = 0.0, False
+    return out
+
+
+def choices(tensors: Sequence[GradientTensor]) -> list[range]:
+    """Choices of each tensor."""
+    last = max(i for i, tensor in enumerate(tensors) if tensor.options)
+    joins = [tensor.exchanges is not None and bool(tensor.options) for tensor in tensors[:last]]
+    joins += [False] * (len(tensors) - last)
+    return [range(JOIN if j else 0, max(len(t.options), 1)) for t, j in zip(tensors, joins, strict=True)]
 
 
 def timeline(tensors: Sequence[GradientTensor], choice: Choice) -> Timeline:
     """Replay the backward pass with a choice of options."""
-    return replay(graph(tensors, choice))
+    return replay(pass_graph(passes(tensors, choice)))
 
 
 def iteration_s(tensors: Sequence[GradientTensor], choice: Choice) -> float:
     """Makespan of :func:`timeline`, without its nodes."""
-    return float(_iteration(_rows(tensors, choice)))
+    return float(_makespan_s(_rows(passes(tensors, choice))))
 
 
-def _rows(tensors: Sequence[GradientTensor], choice: Choice) -> Floats:
-    """Backward pass, place (0 none, 1 GPU, 2 CPU), exchange, compression and decompression; shape (tensors, 5)."""
-    options = [tensor.options[k] for tensor, k in zip(tensors, choice, strict=True)]
-    places = {"none": 0.0, "gpu": 1.0, "cpu": 2.0}
-    return np.array(
-        [
-            (tensor.backward_s, places[o.place], o.network_s, o.compress_s, o.decompress_s)
-            for tensor, o in zip(tensors, options, strict=True)
-        ]
-    )
+def _rows(passes: Sequence[Pass]) -> Floats:
+    """Seconds, place (-1 no exchange, 0 not compressed, 1 GPU, 2 CPU), exchange, compression, decompression; (n, 5)."""
+    rows = [
+        (p.seconds, _PLACES[o.place], o.network_s, o.compress_s, o.decompress_s)
+        if (o := p.option)
+        else (p.seconds, -1.0, 0.0, 0.0, 0.0)
+        for p in passes
+    ]
+    return np.array(rows)
 
 
 @jit
-def _iteration(rows: Floats) -> float:
-    """Replay of :func:`graph` from its figures: nodes in the same order, on streams 0 (GPU), 1 (network), 2 (CPU)."""
+def _makespan_s(rows: Floats) -> float:
+    """Makespan of :func:`pass_graph` from :func:`_rows`: the same nodes, on streams 0 (GPU), 1 (network), 2 (CPU)."""
     nodes = 0
     for i in range(len(rows)):
-        nodes += 2 if rows[i, 1] == 0.0 else 4
+        nodes += 1 if rows[i, 1] < 0.0 else (2 if rows[i, 1] == 0.0 else 4)
     duration, gap = np.zeros(nodes), np.zeros(nodes)
     waits, stream = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
     start, following = np.zeros(nodes + 1, np.int64), np.zeros(2 * nodes, np.int64)
     at = edges = 0
     for i in range(len(rows)):
         compressed, later = rows[i, 1] > 0.0, i + 1 < len(rows)
-        size = 4 if compressed else 2
+        size = 1 if rows[i, 1] < 0.0 else (4 if compressed else 2)
         place = 0 if rows[i, 1] == 1.0 else 2
         for k in range(size):
             kind = k if compressed else 2 * k
@@ -133,7 +204,7 @@ def _iteration(rows: Floats) -> float:
                 following[edges] = at + k + 1
                 waits[at + k + 1] += 1
                 edges += 1
-            # The next backward pass follows in the queue of the GPU.
+            # The next pass follows in the queue of the GPU.
             if later and k == (1 if compressed and place == 0 else 0):
                 following[edges] = at + size
                 waits[at + size] += 1
@@ -146,20 +217,22 @@ def _iteration(rows: Floats) -> float:
 
 def hidden(tensors: Sequence[GradientTensor], choice: Choice) -> list[int]:
     """Tensors whose exchange is hidden: if it took no time, the iteration would be as long."""
-    rows = _rows(tensors, choice)
-    whole = _iteration(rows)
+    rows = _rows(passes(tensors, choice))
+    whole = _makespan_s(rows)
     out: list[int] = []
     for i in range(len(rows)):
         free = rows.copy()
         free[i, 1:] = 0.0
-        if _iteration(free) >= whole * (1 - CLOSE):
+        if rows[i, 1] >= 0.0 and _makespan_s(free) >= whole * (1 - CLOSE):
             out.append(i)
     return out
 
 
-def bytecomp(tensors: Sequence[GradientTensor], may_continue: Callable[[], bool]) -> Choice:
+def bytecomp(
+    tensors: Sequence[GradientTensor], may_continue: Callable[[], bool], start: Choice | None = None
+) -> Choice:
     """ByteComp: compress exposed tensors on the GPU, largest exchange first; then on the CPU instead."""
-    choice: Choice = (0,) * len(tensors)
+    choice: Choice = (0,) * len(tensors) if start is None else start
     best_s = iteration_s(tensors, choice)
 
     def take(i: int, place: str) -> bool:
@@ -181,12 +254,19 @@ def bytecomp(tensors: Sequence[GradientTensor], may_continue: Callable[[], bool]
             again = False
             covered = set(hidden(tensors, choice))
             # The CPU takes over tensors that are compressed already; the GPU takes others.
-            wanted = [i for i in range(len(tensors)) if i not in covered or (place == "cpu" and choice[i])]
+            sent = [i for i, tensor in enumerate(tensors) if choice[i] != JOIN and tensor.options]
+            wanted = [i for i in sent if i not in covered or (place == "cpu" and choice[i])]
             for i in sorted(wanted, key=lambda i: (-tensors[i].options[0].network_s, i)):
                 at = tensors[i].options[choice[i]].place
                 if at != place and may_continue():
                     again = take(i, place) or again
     return choice
+
+
+def _spent_s(option: Option) -> tuple[float, float, float]:
+    """Seconds of the GPU, the CPU and the network."""
+    work = option.compress_s + option.decompress_s
+    return (work if option.place == "gpu" else 0.0, work if option.place == "cpu" else 0.0, option.network_s)
 
 
 _MIXES = 12
@@ -204,7 +284,9 @@ class Bound:
     def __init__(self, tensors: Sequence[GradientTensor]) -> None:
         backward = np.cumsum([tensor.backward_s for tensor in tensors])
         max_options = max(len(tensor.options) for tensor in tensors)
-        spent = np.array([[t.options[min(k, len(t.options) - 1)].spent_s for k in range(max_options)] for t in tensors])
+        spent = np.array(
+            [[_spent_s(t.options[min(k, len(t.options) - 1)]) for k in range(max_options)] for t in tensors]
+        )
         mixes = [(a, b, _MIXES - a - b) for a in range(_MIXES + 1) for b in range(_MIXES + 1 - a)]
         weights = np.array(mixes).T / _MIXES
         #: (tensors, options, mixes), and the least of it over the options.
@@ -238,17 +320,22 @@ def search(
     may_continue: Callable[[], bool],
     seed: int = 0,
     report: Callable[[Incumbent], None] = lambda incumbent: None,
+    groups: Sequence[Choice] = (),
+    group_bound_s: float = 0.0,
 ) -> Incumbent:
     """The shortest iteration.
 
     Improves the strategies of ByteComp and of :func:`everywhere`, then proves the best one by branch and bound
     where there are few tensors, then improves random changes of it until the search has to stop.
+
+    ``groups``: partitions that it starts from, best first, where tensors may be exchanged together. Then all
+    strategies are tried where there are few. ``group_bound_s``: a lower bound for them.
     """
-    bound = Bound(tensors)
-    first = bytecomp(tensors, may_continue)
-    starts = list(dict.fromkeys([first, *everywhere(tensors).values()]))
+    bound = None if groups else Bound(tensors)
+    first = bytecomp(tensors, may_continue, groups[0] if groups else None)
+    starts = list(dict.fromkeys([first, *(groups or everywhere(tensors).values())]))
     best = min(starts, key=lambda choice: iteration_s(tensors, choice))
-    incumbent = Incumbent(best, iteration_s(tensors, best), first, bound.value())
+    incumbent = Incumbent(best, iteration_s(tensors, best), first, group_bound_s if bound is None else bound.value())
 
     def offer(choice: Choice) -> None:
         seconds = iteration_s(tensors, choice)
@@ -277,7 +364,7 @@ def improve(tensors: Sequence[GradientTensor], start: Choice, may_continue: Call
     choice, best_s = start, iteration_s(tensors, start)
 
     def others() -> Iterator[tuple[tuple[int, int], ...]]:
-        single = [(i, k) for i, t in enumerate(tensors) for k in range(len(t.options)) if k != choice[i]]
+        single = [(i, k) for i, allowed in enumerate(choices(tensors)) for k in allowed if k != choice[i]]
         yield from ((change,) for change in single)
         yield from ((a, b) for a, b in combinations(single, 2) if a[0] != b[0])
 
@@ -306,18 +393,25 @@ def everywhere(tensors: Sequence[GradientTensor]) -> dict[str, Choice]:
     return out
 
 
-#: Most tensors for which a proof is tried.
-_PROVE = 16
+#: Most tensors for which a proof is tried, and most strategies with groups that are all tried.
+_PROVE, _TRIED = 16, 20_000
 
 
 def _branch_and_bound(
     tensors: Sequence[GradientTensor],
-    bound: Bound,
+    bound: Bound | None,
     incumbent: Incumbent,
     offer: Callable[[Choice], None],
     may_continue: Callable[[], bool],
 ) -> bool:
     """Try every strategy that may be shorter; return whether that was finished."""
+    if bound is None:
+        every = product(*choices(tensors)) if math.prod(map(len, choices(tensors))) <= _TRIED else ()
+        for choice in every:
+            if not may_continue():
+                return False
+            offer(choice)
+        return every != ()
     if len(tensors) > _PROVE:
         return False
     stack: list[Choice] = [()]
@@ -336,10 +430,10 @@ def _branch_and_bound(
 
 def _shaken(tensors: Sequence[GradientTensor], choice: Choice, chance: np.random.Generator) -> Choice:
     """The strategy with random options for a few tensors."""
-    other = list(choice)
+    other, allowed = list(choice), choices(tensors)
     size = min(len(tensors), int(chance.integers(*_SHAKEN)))
     for i in chance.choice(len(tensors), size=size, replace=False):
-        other[i] = int(chance.integers(0, len(tensors[i].options)))
+        other[i] = int(chance.integers(allowed[i].start, allowed[i].stop))
     return tuple(other)
 
 
@@ -390,40 +484,13 @@ def tensors_of(request: CompressRequest) -> list[GradientTensor]:
 
     Raises FieldError: two compressors or tensors with one name, or a link without figures.
     """
-    predicted = request.link.collective
-    links: dict[str, Link] = {}
-    algorithm: Algorithm = "ring" if predicted is None else "measured"
-    if predicted is not None and predicted.ranks != request.workers:
-        raise FieldError.at(
-            "link.collective.ranks",
-            f"{predicted.ranks} ranks, and the request has {request.workers} workers",
-            hint="give the same number",
-        )
-
-    def exchange_s(op: Collective, size: float) -> float:
-        link = links[op] if op in links else links.setdefault(op, read_link(request.link, "link", op))
-        try:
-            return collective_s(op, request.workers, size, link, algorithm)
-        except FieldError as error:
-            raise FieldError.at("link.table", error.message, hint=error.hint) from None
-
     check_unique([compressor.name for compressor in request.compressors], "compressors")
     check_unique([tensor.name for tensor in request.tensors], "tensors")
-    tensors = []
-    for form in request.tensors:
-        options = [Option(None, "none", exchange_s("all_reduce", form.bytes))]
-        for compressor in request.compressors:
-            # The buffer of an all-gather has the tensors of all workers, and each worker decompresses all of it.
-            copies = request.workers if compressor.collective == "all_gather" else 1
-            network_s = exchange_s(compressor.collective, form.bytes * compressor.ratio * copies)
-            places: list[Place] = ["gpu", "cpu"]
-            for place, work in zip(places, (compressor.gpu, compressor.cpu), strict=True):
-                if work is not None:
-                    compress_s = work.overhead_s + work.compress_s_per_byte * form.bytes
-                    decompress_s = work.overhead_s + work.decompress_s_per_byte * form.bytes * copies
-                    options.append(Option(compressor.name, place, network_s, compress_s, decompress_s))
-        tensors.append(GradientTensor(form.name, cost_of(form.backward).latency_s, tuple(options)))
-    return tensors
+    exchanges = Exchanges.of(request.link, request.workers, "ring", compressors=request.compressors)
+    return [
+        GradientTensor(form.name, cost_of(form.backward).latency_s, exchanges.options(form.bytes))
+        for form in request.tensors
+    ]
 
 
 def _longest_passes(request: CompressRequest) -> list[str]:
@@ -464,8 +531,8 @@ def _plan(tensors: Sequence[GradientTensor], longest_passes: Sequence[str], incu
         busy_s=busy,
         timeline=[
             Span(
-                tensor=tensors[int(node.id[:4])].name,
-                stage=_STAGES[int(node.id[5])],
+                tensor=tensors[int(node.id[:5])].name,
+                stage=_STAGES[int(node.id[6])],
                 stream=cast(Stream, node.stream),
                 start_s=start_s,
                 end_s=end_s,

@@ -6,10 +6,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from cdmpp.errors import FieldError
+from cdmpp.plan.compress.schema import CompressorForm
 from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.memory import UNLIMITED_BYTES, check_fits, memory_limit
 from cdmpp.predict.requests.pricing import CostField, PredictedCost
 from cdmpp.predict.requests.request import Bytes, Closed, Interval, Name, Plan, PositiveBytes, Request, Row, WholeNumber
+from cdmpp.simulate.replay.data_parallel import Place
 from cdmpp.simulate.replay.forms import LinkForm
 from cdmpp.simulate.replay.links import Algorithm
 from cdmpp.utils.units import format_latency, format_si
@@ -29,13 +32,15 @@ class LayerForm(Closed):
 
 
 class BucketSize(Row):
-    """A bucket size."""
+    """A bucket size, or a partition of the gradients that has none."""
 
-    bucket_bytes: int | float
+    bucket_bytes: Annotated[int | float | None, Field(description="null: buckets of any sizes, as in `transfers`.")]
     first_bucket_bytes: Annotated[int | float | None, Field(description="null: like the others.")]
 
     def __str__(self) -> str:
         first = self.first_bucket_bytes
+        if self.bucket_bytes is None:
+            return "free partition"
         return format_si(self.bucket_bytes, "B") + ("" if first is None else f", the first {format_si(first, 'B')}")
 
 
@@ -49,7 +54,7 @@ class Choice(BucketSize):
 
 
 class Transfer(Row):
-    """One all-reduce with the best bucket size."""
+    """One exchange of the best choice."""
 
     bytes: float
     gradients: int
@@ -58,16 +63,20 @@ class Transfer(Row):
     ready_s: float
     start_s: float
     end_s: float
+    compressor: Annotated[str | None, Field(description="null: not compressed.")] = None
+    place: Annotated[Place, Field(description="Processor that compresses.")] = "none"
 
 
 class DataParallelPlan(Plan):
-    """The best bucket size, and the iteration with all others."""
+    """The best buckets, and the iteration with all others."""
 
     objective_field = "iteration_s"
 
     iteration_s: Annotated[float, Field(description="With the best bucket size.")]
     interval: Annotated[Interval | None, Field(description="null: all costs were given.")]
-    bucket_bytes: Annotated[int | float, Field(description="The best bucket size.")]
+    bucket_bytes: Annotated[
+        int | float | None, Field(description="The best bucket size; null: a partition without one is better.")
+    ]
     first_bucket_bytes: Annotated[int | float | None, Field(description="null: like the others.")]
     compute_s: Annotated[float, Field(description="Forward, backward and update of a rank, without transfers.")]
     exposed_comm_s: float
@@ -79,13 +88,16 @@ class DataParallelPlan(Plan):
 
     @property
     def choice(self) -> Any:
-        """The best bucket size."""
-        return self.bucket_bytes, self.first_bucket_bytes
+        """The best buckets."""
+        free = [(transfer.bytes, transfer.compressor, transfer.place) for transfer in self.transfers]
+        return (self.bucket_bytes, self.first_bucket_bytes) if self.bucket_bytes is not None else free
 
     def headline(self) -> str:
         """The iteration and its buckets."""
         best = BucketSize(bucket_bytes=self.bucket_bytes, first_bucket_bytes=self.first_bucket_bytes)
-        return f"{format_latency(self.iteration_s)} per iteration with buckets of {best}"
+        return f"{format_latency(self.iteration_s)} per iteration with " + (
+            f"buckets of {best}" if self.bucket_bytes is not None else f"a {best} (buckets: {len(self.transfers)})"
+        )
 
     def tables(self) -> list[Table]:
         """All bucket sizes, the baselines."""
@@ -137,6 +149,14 @@ class DataParallelRequest(Request[DataParallelPlan]):
     memory_bytes: Annotated[
         PositiveBytes | None, Field(description="Memory limit of a rank; null: that of the device of its costs.")
     ] = None
+    compressors: Annotated[
+        list[CompressorForm],
+        Field(
+            max_length=16,
+            default_factory=list,
+            description="Ways to compress a bucket, chosen with the partition. Without slowdowns.",
+        ),
+    ]
     compute_slowdown: Annotated[
         Slowdown, Field(description="Factor of the time of computation while an all-reduce runs.")
     ] = 1.0
@@ -168,8 +188,15 @@ class DataParallelRequest(Request[DataParallelPlan]):
         devices = [cost.device for cost in costs if isinstance(cost, PredictedCost)]
         return memory_limit(self.memory_bytes, devices, self.ignore_memory)
 
+    @property
+    def free_bytes(self) -> float:
+        """Memory of a rank for the buffer of a compressed bucket."""
+        return self._limit_bytes - self._needed_bytes
+
     def check(self) -> None:
         """Raise InfeasibleError where a rank does not hold weights, gradients and optimizer states."""
+        if self.compressors and self.compute_slowdown * self.comm_slowdown > 1:
+            raise FieldError.at("compressors", "compression is not timed under slowdowns", hint="leave one of them out")
         check_fits(
             "a rank (weights, gradients and optimizer states)",
             self._needed_bytes,
@@ -187,7 +214,11 @@ class DataParallelRequest(Request[DataParallelPlan]):
         return ["activations, whose bytes are not in the request"]
 
     def sizes(self) -> dict[str, int]:
-        """Layers, bucket sizes, and gradients times bucket sizes: each gradient may be an all-reduce."""
+        """Layers, bucket sizes, and gradients times bucket sizes and compressors: each gradient may be an exchange."""
         gradients = sum(len(layer.gradient_bytes) for layer in self.layers)
         choices = len(self.tried_bytes)
-        return {"layers": len(self.layers), "bucket_sizes": choices, "all_reduces": gradients * choices}
+        return {
+            "layers": len(self.layers),
+            "bucket_sizes": choices,
+            "all_reduces": gradients * (choices + len(self.compressors)),
+        }

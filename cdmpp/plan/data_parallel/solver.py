@@ -1,11 +1,13 @@
-"""Solving a data-parallel request: the iteration at each bucket size, baselines, a lower bound, reasons."""
+"""Solving a data-parallel request: buckets of each size and of any partition, baselines, a lower bound, reasons."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cdmpp.errors import FieldError
+from cdmpp.plan.compress.solver import CLOSE, JOIN, Exchanges, GradientTensor, search
 from cdmpp.plan.data_parallel.schema import Choice, DataParallelPlan, DataParallelRequest, Transfer
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.plot import (
@@ -21,15 +23,19 @@ from cdmpp.predict.requests.plot import (
 )
 from cdmpp.predict.requests.pricing import Cost, cost_of
 from cdmpp.predict.requests.request import Interval
-from cdmpp.simulate.replay.build import read_link
 from cdmpp.simulate.replay.data_parallel import (
     COMM,
     PYTORCH_BUCKET_BYTES,
     PYTORCH_FIRST_BUCKET_BYTES,
+    Bucket,
     GradientLayer,
     Iteration,
     Setup,
-    simulate,
+    cut_buckets,
+    fill_buckets,
+    free_buckets,
+    gradients,
+    iteration_of,
 )
 from cdmpp.utils.units import format_latency, format_si
 
@@ -37,9 +43,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+#: Most gradients of which all partitions are compared; partitions from which compression starts; replays of its search.
+MAX_FREE, MAX_STARTS, MIN_STEPS, MAX_ROWS = 4096, 3, 1000, 200_000
+
 
 def solve(request: DataParallelRequest, control: SearchControl) -> DataParallelPlan:
-    """Replay the iteration at each bucket size.
+    """Replay the iteration at each bucket size, and with any partition of the gradients.
 
     Raises
     ------
@@ -52,38 +61,133 @@ def solve(request: DataParallelRequest, control: SearchControl) -> DataParallelP
         raise FieldError(error.message, path=error.path or "link", hint=error.hint) from None
 
 
+@dataclass(frozen=True)
+class Costs:
+    """Layers and exchanges of an iteration, at one figure of all predictions."""
+
+    layers: Sequence[GradientLayer]
+    exchanges: Exchanges
+    update_s: float = 0.0
+    compute_slowdown: float = 1.0
+    comm_slowdown: float = 1.0
+
+    @classmethod
+    def of(cls, request: DataParallelRequest, figure: str) -> Costs:
+        """Those of a request."""
+        layers = [
+            GradientLayer(
+                form.name,
+                getattr(cost_of(form.forward), figure),
+                getattr(cost_of(form.backward), figure),
+                tuple(form.gradient_bytes),
+            )
+            for form in request.layers
+        ]
+        more = {"compressors": request.compressors, "free_bytes": request.free_bytes}
+        exchanges = Exchanges.of(request.link, request.ranks, request.algorithm, figure, **more)
+        slowdowns = request.compute_slowdown, request.comm_slowdown
+        return cls(layers, exchanges, getattr(cost_of(request.update), figure), *slowdowns)
+
+    @property
+    def setup(self) -> Setup:
+        """Settings of exchanges without compression."""
+        e = self.exchanges
+        return Setup(e.ranks, e.link("all_reduce"), e.algorithm, self.compute_slowdown, self.comm_slowdown)
+
+    @property
+    def compute_s(self) -> float:
+        """Forward, backward and update."""
+        return sum(layer.forward_s + layer.backward_s for layer in self.layers) + self.update_s
+
+    def iteration(self, buckets: Sequence[Bucket], options: Sequence[int] | None = None) -> Iteration:
+        """An iteration; ``options``: of each bucket, in :meth:`Exchanges.options`."""
+        chosen = None
+        if options is not None:
+            chosen = [self.exchanges.options(b.bytes)[k] for b, k in zip(buckets, options, strict=True)]
+        return iteration_of(self.layers, buckets, self.setup, self.update_s, chosen)
+
+    def lower_bound_s(self) -> float:
+        """Computation; or, from each gradient on, the fastest way to send it and all later ones."""
+        ready_s = sum(layer.forward_s for layer in self.layers)
+        remaining = sum(sum(layer.gradient_bytes) for layer in self.layers)
+        bound_s = 0.0
+        for layer in reversed(self.layers):
+            ready_s += layer.backward_s
+            if layer.gradient_bytes:
+                bound_s = max(bound_s, ready_s + (self.exchanges.least_s(remaining) if remaining > 0 else 0.0))
+                remaining -= sum(layer.gradient_bytes)
+        return self.update_s + max(bound_s, ready_s)
+
+
+Strategy = tuple[tuple[Bucket, ...], tuple[int, ...] | None]
+
+
+def best_buckets(costs: Costs, partitions: Sequence[tuple[Bucket, ...]]) -> tuple[Strategy, bool]:
+    """The buckets with the shortest iteration, and whether no others are shorter.
+
+    ``partitions``: others to try. Without compressors and slowdowns the result is exact. With compressors, options and
+    partition are searched together, from the best partitions without compression.
+    """
+    count = len(gradients(costs.layers))
+    exact = 0 < count <= MAX_FREE and costs.compute_slowdown == costs.comm_slowdown == 1.0
+    tried = [*partitions, *([free_buckets(costs.layers, costs.setup)] if count <= MAX_FREE else [])]
+    tried.sort(key=lambda buckets: costs.iteration(buckets).iteration_s)
+    if not costs.exchanges.compressors or not count:
+        return (tried[0], None), exact
+    tensors: list[GradientTensor] = []
+    for layer in reversed(costs.layers):
+        if not layer.gradient_bytes:
+            tensors.append(GradientTensor(layer.name, layer.backward_s, ()))
+        for i, size in enumerate(reversed(layer.gradient_bytes)):
+            options, backward_s = costs.exchanges.options(size), 0.0 if i else layer.backward_s
+            tensors.append(GradientTensor(layer.name, backward_s, options, size, costs.exchanges))
+    groups = []
+    for buckets in tried[:MAX_STARTS]:
+        ends = {bucket.parameters[-1] for bucket in buckets}
+        sent = iter([0 if (layer, i) in ends else JOIN for layer, i, _ in gradients(costs.layers)])
+        groups.append(tuple(next(sent) if tensor.options else 0 for tensor in tensors))
+    steps = iter(range(max(MIN_STEPS, MAX_ROWS // len(tensors))))
+    bound_s = costs.lower_bound_s() - costs.update_s - sum(layer.forward_s for layer in costs.layers)
+    found = search(tensors, lambda: next(steps, None) is not None, groups=groups, group_bound_s=bound_s)
+    chosen = [k for tensor, k in zip(tensors, found.choice, strict=True) if tensor.options]
+    cuts = [i for i, k in enumerate(chosen, 1) if k != JOIN]
+    return (cut_buckets(costs.layers, cuts), tuple(k for k in chosen if k != JOIN)), found.proven
+
+
 def _solve(request: DataParallelRequest) -> DataParallelPlan:
-    layers, update_s = _layers(request, "latency_s"), cost_of(request.update).latency_s
-    setup = _setup(request, "latency_s")
+    costs = Costs.of(request, "latency_s")
     named = {
-        "one_bucket": (sum(sum(layer.gradient_bytes) for layer in layers), None),
+        "one_bucket": (sum(sum(layer.gradient_bytes) for layer in costs.layers), None),
         "bucket_per_gradient": (0.0, None),
         "pytorch_default": (PYTORCH_BUCKET_BYTES, PYTORCH_FIRST_BUCKET_BYTES),
     }
     tried = [(size, request.first_bucket_bytes) for size in request.tried_bytes]
-    sizes = list(dict.fromkeys([*tried, *named.values()]))
-    iterations = [simulate(layers, setup, *size, update_s) for size in sizes]
+    sizes: list[tuple[float | None, float | None]] = [*dict.fromkeys([*tried, *named.values()])]
+    strategies: list[Strategy] = [
+        (fill_buckets(costs.layers, *size), None) for size in dict.fromkeys([*tried, *named.values()])
+    ]
+    iterations = [costs.iteration(*strategy) for strategy in strategies]
     number = min(range(len(sizes)), key=lambda i: (iterations[i].iteration_s, i))
-    best, compute_s = iterations[number], sum(layer.forward_s + layer.backward_s for layer in layers) + update_s
-    baselines = {
-        "no_overlap": compute_s + sum(setup.transfer_s(bucket.bytes) for bucket in best.buckets),
-        **{name: iterations[sizes.index(size)].iteration_s for name, size in named.items()},
-    }
+    baselines = {name: iterations[sizes.index(size)].iteration_s for name, size in named.items()}
+    free, optimal = best_buckets(costs, [buckets for buckets, _ in strategies])
+    iteration = costs.iteration(*free)
+    if iteration.iteration_s < iterations[number].iteration_s * (1 - CLOSE):
+        baselines["best_bucket_size"] = iterations[number].iteration_s
+        number = len(sizes)
+        sizes, strategies, iterations = [*sizes, (None, None)], [*strategies, free], [*iterations, iteration]
+    best = iterations[number]
+    sent_s = sum(costs.setup.transfer_s(bucket.bytes) for bucket in best.buckets)
     interval = None
     if any(cost.parts for cost in _costs(request)) or request.link.collective is not None:
-        lower_s, upper_s = (
-            simulate(
-                _layers(request, bound), _setup(request, bound), *sizes[number], getattr(cost_of(request.update), bound)
-            ).iteration_s
-            for bound in ("lower_s", "upper_s")
-        )
+        ends = [Costs.of(request, bound) for bound in ("lower_s", "upper_s")]
+        lower_s, upper_s = (costs.iteration(*strategies[number]).iteration_s for costs in ends)
         interval = Interval(lower_s=lower_s, upper_s=upper_s)
     return DataParallelPlan(
         iteration_s=best.iteration_s,
         interval=interval,
         bucket_bytes=sizes[number][0],
         first_bucket_bytes=sizes[number][1],
-        compute_s=compute_s,
+        compute_s=costs.compute_s,
         exposed_comm_s=best.exposed_comm_s,
         choices=[
             Choice(
@@ -96,28 +200,10 @@ def _solve(request: DataParallelRequest) -> DataParallelPlan:
             )
             for (size, first), iteration in zip(sizes, iterations, strict=True)
         ],
-        transfers=_transfers(layers, best),
-        lower_bound_s=_lower_bound_s(layers, setup, update_s),
-        baselines=baselines,
-        explanation=_explain(request, best, compute_s),
-    )
-
-
-def _setup(request: DataParallelRequest, figure: str) -> Setup:
-    """Ranks, link and slowdowns; ``figure`` of a predicted link: "latency_s", "lower_s" or "upper_s"."""
-    collective = request.link.collective
-    if collective is not None and collective.ranks != request.ranks:
-        raise FieldError.at(
-            "link.collective.ranks",
-            f"{collective.ranks} ranks, and the request has {request.ranks}",
-            hint="give the same number",
-        )
-    return Setup(
-        request.ranks,
-        read_link(request.link, "link", "all_reduce", figure),
-        request.algorithm if collective is None else "measured",
-        request.compute_slowdown,
-        request.comm_slowdown,
+        transfers=transfers(costs.layers, best),
+        lower_bound_s=costs.lower_bound_s(),
+        baselines={"no_overlap": costs.compute_s + sent_s, **baselines},
+        explanation=_explain(request, best, costs.compute_s, optimal),
     )
 
 
@@ -126,63 +212,29 @@ def _costs(request: DataParallelRequest) -> list[Cost]:
     return [cost_of(field) for field in (*fields, request.update)]
 
 
-def _layers(request: DataParallelRequest, figure: str) -> list[GradientLayer]:
-    """The layers with one figure of their costs: "latency_s", "lower_s" or "upper_s"."""
-    return [
-        GradientLayer(
-            form.name,
-            getattr(cost_of(form.forward), figure),
-            getattr(cost_of(form.backward), figure),
-            tuple(form.gradient_bytes),
-        )
-        for form in request.layers
-    ]
-
-
-def _lower_bound_s(layers: Sequence[GradientLayer], setup: Setup, update_s: float) -> float:
-    """Computation; or, from each gradient on, the fastest way to send it and all later ones."""
-    ready_s = sum(layer.forward_s for layer in layers)
-    remaining = sum(sum(layer.gradient_bytes) for layer in layers)
-    bound_s = 0.0
-    for layer in reversed(layers):
-        ready_s += layer.backward_s
-        if layer.gradient_bytes:
-            bound_s = max(bound_s, ready_s + _least_s(setup, remaining))
-            remaining -= sum(layer.gradient_bytes)
-    return update_s + max(bound_s, ready_s)
-
-
-def _least_s(setup: Setup, size: float) -> float:
-    """Least time of any messages with ``size`` bytes together: messages of the size with the highest rate.
-
-    Between two rows of a table the rate is monotone, so that the best size is a row of the table or the whole.
-    """
-    if size <= 0:
-        return 0.0
-    parts = 1 if setup.algorithm != "ring" else setup.ranks  # messages of a ring are shares of the buffer
-    rows = [row[0] * parts for row in setup.link.table]
-    return min(size / message * setup.transfer_s(message) for message in (*(r for r in rows if r < size), size))
-
-
-def _transfers(layers: Sequence[GradientLayer], best: Iteration) -> list[Transfer]:
-    timeline = best.timeline
-    ends = timeline.end_s.tolist()
+def transfers(layers: Sequence[GradientLayer], iteration: Iteration) -> list[Transfer]:
+    """The exchanges of an iteration. A compressed bucket is ready when it is compressed."""
+    timeline, out = iteration.timeline, []
+    ends = {node.id: end_s for node, end_s in zip(timeline.graph.nodes, timeline.end_s.tolist(), strict=True)}
     sent = [i for i, node in enumerate(timeline.graph.nodes) if node.stream == COMM]
-    return [
-        Transfer(
-            bytes=bucket.bytes,
-            gradients=len(bucket.parameters),
-            first_layer=layers[bucket.parameters[0][0]].name,
-            last_layer=layers[bucket.ready].name,
-            ready_s=ends[2 * len(layers) - 1 - bucket.ready],
-            start_s=float(timeline.start_s[i]),
-            end_s=ends[i],
+    for bucket, option, i in zip(iteration.buckets, iteration.options, sent, strict=True):
+        out.append(
+            Transfer(
+                bytes=bucket.bytes,
+                gradients=len(bucket.parameters),
+                first_layer=layers[bucket.parameters[0][0]].name,
+                last_layer=layers[bucket.ready].name,
+                ready_s=ends[timeline.graph.nodes[i].deps[0]],
+                start_s=float(timeline.start_s[i]),
+                end_s=float(timeline.end_s[i]),
+                compressor=option.compressor,
+                place=option.place,
+            )
         )
-        for bucket, i in zip(best.buckets, sent, strict=True)
-    ]
+    return out
 
 
-def _explain(request: DataParallelRequest, best: Iteration, compute_s: float) -> list[str]:
+def _explain(request: DataParallelRequest, best: Iteration, compute_s: float, optimal: bool) -> list[str]:
     iteration_s = best.iteration_s or 1.0
     lines = [
         f"{100 * compute_s / iteration_s:.0f} % of the iteration is computation ({format_latency(compute_s)}); "
@@ -194,6 +246,8 @@ def _explain(request: DataParallelRequest, best: Iteration, compute_s: float) ->
             f"the last of {len(best.buckets)} all-reduces has {format_si(last.bytes, 'B')} and waits for "
             f"the gradients of {request.layers[last.ready].name}"
         )
+    if optimal:
+        lines.append("no partition of the gradients into consecutive buckets is shorter")
     costs = [(layer.name, cost_of(layer.forward), cost_of(layer.backward)) for layer in request.layers]
     for name, forward, backward in sorted(costs, key=lambda row: -(row[1].latency_s + row[2].latency_s))[:3]:
         both_s = forward.latency_s + backward.latency_s
@@ -226,7 +280,7 @@ def draw(request: DataParallelRequest, plan: DataParallelPlan) -> Figure:
 
 def _draw_choices(axes: Axes, plan: DataParallelPlan) -> None:
     factor, unit = time_unit(max(choice.iteration_s for choice in plan.choices))
-    names = [str(choice).replace(",", "\n") for choice in plan.choices]
+    names = [str(choice).replace(", ", "\n").replace(" p", "\np") for choice in plan.choices]
     exposed = [factor * choice.exposed_comm_s for choice in plan.choices]
     rest = [factor * choice.iteration_s - e for choice, e in zip(plan.choices, exposed, strict=True)]
     axes.bar(names, rest, color=BLUE)
@@ -234,4 +288,5 @@ def _draw_choices(axes: Axes, plan: DataParallelPlan) -> None:
     axes.axhline(factor * plan.lower_bound_s, color="0.3", linestyle="--", label="lower bound")
     axes.axhline(factor * plan.baselines["no_overlap"], color=GREY, linestyle=":", label="no overlap")
     axes.set_xlabel("bucket size; yellow: exposed")
+    axes.tick_params(axis="x", labelsize=7)
     axes.set_ylabel(f"iteration ({unit})")

@@ -8,12 +8,17 @@ from pydantic import Field
 
 from cdmpp.errors import FieldError
 from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.forms import LayoutRow
+from cdmpp.llm.read import read_config
+from cdmpp.llm.training.export import LaidOut, export_layout
+from cdmpp.llm.training.layout import TrainingLayout
 from cdmpp.plan.formats.layers import LayerExporter, layout_text, parse_layout, symbol, tensor_parallel
-from cdmpp.plan.formats.registry import Exported, Imported, RequestImporter
+from cdmpp.plan.formats.registry import Exported, Imported, PlanExporter, RequestImporter
 from cdmpp.plan.formats.text import CommandOptions, assumptions, line, options
 from cdmpp.plan.formats.transformer import PipelineJob, Training, micro_batch_count
 from cdmpp.plan.multimodal.schema import MultimodalPlan
 from cdmpp.plan.split.schema import SplitPlan, SplitRequest
+from cdmpp.plan.training.schema import TrainingRequest, TrainingStepPlan
 from cdmpp.predict.requests.request import Answer, Count, DeviceForm, Request
 
 #: Parts of Megatron that change the costs and that no request of these planners has.
@@ -278,3 +283,25 @@ def _segments(plan: MultimodalPlan) -> tuple[list[str], int, list[str]]:
     stages = ["t" * entry.layers for entry in plan.layout]
     stages[0], stages[-1] = "E" + stages[0], stages[-1] + "L"
     return stages, ranks, ["the plan has no embedding and no head: E is in the first stage, L in the last one"]
+
+
+class MegatronExporter(PlanExporter):
+    """Writes arguments of parallelism, batch and recomputation."""
+
+    kinds = ("training",)
+
+    def export(self, request: Request[Any], plan: Answer) -> Exported:
+        """The layout of the plan."""
+        return exported_layout(request, plan, "megatron")
+
+
+def exported_layout(request: Request[Any], plan: Answer, form: str) -> Exported:
+    """The layout of a training plan as text; its buckets are notes."""
+    assert isinstance(request, TrainingRequest) and isinstance(plan, TrainingStepPlan)
+    names = [name for name in TrainingLayout.__dataclass_fields__ if name in LayoutRow.model_fields]
+    sizes = request.model_dump(include={"gpus", "global_batch", "sequence"})
+    layout = TrainingLayout(**sizes, **plan.layout.model_dump(include=set(names)))
+    step = LaidOut(layout, read_config(request.model), plan.layout.layers, request.products)
+    compressed = sum(bucket.compressor is not None for bucket in plan.buckets)
+    note = f"{len(plan.buckets)} exchanges of gradients, {compressed} of them compressed, are not in the file"
+    return Exported(export_layout(step, form), (note,) if plan.buckets else ())

@@ -173,7 +173,7 @@ FORMATS: dict[str, Format] = {
         "TorchtitanImporter",
     ),
     "megatron-layout": Format("Pipeline layout of Megatron-LM.", "megatron", "MegatronLayoutExporter", None),
-    "megatron": Format("Arguments of Megatron-LM.", "megatron", None, "MegatronImporter"),
+    "megatron": Format("Arguments of Megatron-LM.", "megatron", "MegatronExporter", "MegatronImporter"),
     "verl": Format("Pools of a veRL job (YAML).", "rl_jobs", "VerlExporter", "VerlImporter"),
     "openrlhf": Format("Pools of an OpenRLHF job (arguments).", "rl_jobs", "OpenRlhfExporter", "OpenRlhfImporter"),
     "torch-amp": Format("Type of each module of a torch model.", "torch_amp", "TorchAmpExporter", "TorchAmpImporter"),

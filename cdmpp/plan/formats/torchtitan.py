@@ -11,9 +11,11 @@ from cdmpp.errors import FieldError
 from cdmpp.llm import read_config
 from cdmpp.llm.config import LLMConfig
 from cdmpp.plan.formats.layers import LayerExporter, symbol, tensor_parallel
+from cdmpp.plan.formats.megatron import exported_layout
 from cdmpp.plan.formats.registry import Exported, Imported, RequestImporter, at, leaves
 from cdmpp.plan.formats.transformer import PipelineJob, Training, ended, micro_batch_count
 from cdmpp.plan.split.schema import SplitPlan, SplitRequest
+from cdmpp.plan.training.schema import TrainingRequest
 from cdmpp.predict.requests.request import Answer, Count, DeviceForm, Request
 from cdmpp.utils.files import parse_toml
 
@@ -41,12 +43,14 @@ _FLAVORS: dict[str, dict[str, tuple[int, int, int, int, int, int, int]]] = {
 
 
 class TorchtitanExporter(LayerExporter):
-    """Writes TOML for ``[parallelism]``: degrees, schedule and ``module_fqns_per_model_part``."""
+    """Writes TOML: of a split ``[parallelism]`` with ``module_fqns_per_model_part``, of training the whole layout."""
 
-    kinds = ("split",)
+    kinds = ("split", "training")
 
     def export(self, request: Request[Any], plan: Answer) -> Exported:
-        """1F1B with one stage on each rank, as the plan's step is emulated."""
+        """A split has 1F1B with one stage on each rank, as the plan's step is emulated."""
+        if isinstance(request, TrainingRequest):
+            return exported_layout(request, plan, "torchtitan")
         assert isinstance(request, SplitRequest) and isinstance(plan, SplitPlan)
         names = [layer.name for layer in request.layers for _ in range(layer.count)]
         modules = self._modules(names)

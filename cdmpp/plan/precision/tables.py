@@ -30,6 +30,7 @@ from cdmpp.predict.requests.request import PriceRequest, Work
 from cdmpp.programs.elements import DTYPE_BYTES
 from cdmpp.programs.query_options import FLOOR_S, Protocol
 from cdmpp.simulate.replay.build import read_link
+from cdmpp.simulate.replay.data_parallel import GradientLayer, fill_buckets
 from cdmpp.simulate.replay.links import Algorithm, collective_s
 
 #: Bytes per second that a plain copy read and wrote on the machine of :data:`MEASURED`.
@@ -117,15 +118,12 @@ def buckets(
 
     out: list[tuple[int, float]] = []
     if form.buckets is None:
-        filled, last = 0.0, 0
-        for i in reversed(range(count)):
-            size = _GRADIENT_BYTES * operators[i].weight_elements
-            if size:
-                filled, last = filled + size, 2 * count - 1 - i
-            if filled and (filled >= form.bucket_bytes or i == 0):
-                out.append((last, exchange_s(filled, "communication.link")))
-                filled = 0.0
-        return out
+        layers = [
+            GradientLayer(o.id, 0.0, 0.0, (_GRADIENT_BYTES * o.weight_elements,) if o.weight_elements else ())
+            for o in operators
+        ]
+        filled = fill_buckets(layers, form.bucket_bytes)
+        return [(2 * count - 1 - b.ready, exchange_s(b.bytes, "communication.link")) for b in filled]
     seen: set[str] = set()
     for b, bucket in enumerate(form.buckets):
         for k, name in enumerate(bucket.operators):

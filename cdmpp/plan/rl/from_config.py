@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from math import inf
 from os import PathLike, fspath
 from typing import Any, Literal
 
@@ -18,17 +16,12 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError, FieldError, InfeasibleError
 from cdmpp.llm import read_config
 from cdmpp.llm.config import LLMConfig
-from cdmpp.llm.engines.profile import load_engine, load_training_engine
+from cdmpp.llm.engines.profile import load_engine
 from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor
-from cdmpp.llm.layout import Layout, Types, allowed_tp, expert_fits
-from cdmpp.llm.memory import cache_tokens, parameter_count, part_memory
+from cdmpp.llm.instances import InstanceLayout, instance_layouts
+from cdmpp.llm.memory import parameter_count
 from cdmpp.llm.read import config_fields
-from cdmpp.llm.training.fitting import candidates, rough_cost
-from cdmpp.llm.training.layout import TrainingLayout, training_types
-from cdmpp.llm.training.links import Links
-from cdmpp.llm.training.memory import TrainingMemory, training_memory
-from cdmpp.llm.training.search import LayoutPlans
-from cdmpp.llm.training.step import TrainingPlan
+from cdmpp.llm.training.sizes import TrainingQuestion, training_sizes
 from cdmpp.plan.base.batch_curve import BatchCurve
 from cdmpp.plan.base.solve import predict_prices, read_request, solve_request
 from cdmpp.plan.rl.measured import DEGREES, STAGES
@@ -37,223 +30,7 @@ from cdmpp.plan.rl.schema import RlRequest
 from cdmpp.plan.rl.size_search import shortest_step_s
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.requests.budget import SearchControl
-from cdmpp.utils.files import MAX_CONFIG_BYTES, parse_csv, parse_file
-
-#: Layouts of each size that are priced, those of the lowest rough cost.
-MAX_PRICED = 16
-#: Part of a device that an engine uses.
-CACHE_SHARE = 0.9
-#: Samples of mean length that the cache of a generation instance holds at least.
-IN_FLIGHT = 16
-
-
-@dataclass(frozen=True)
-class TrainingQuestion:
-    """What trains: a model on devices, and the samples of an update."""
-
-    model: LLMConfig
-    device: DeviceSpec
-    engine: str
-    products: str | None
-    samples: int  # samples of an update
-    lengths: tuple[int, ...]  # tokens of samples with their prompts
-    forwards: int  # forward passes of models of the same size over each sample, in the layout of training
-    given: tuple[tuple[str, int | str], ...] = ()  # degrees that all layouts have
-
-    @cached_property
-    def mean(self) -> int:
-        """Tokens of a sample on average."""
-        return round(sum(self.lengths) / len(self.lengths))
-
-    def capacity(self, layout: TrainingLayout) -> int:
-        """Tokens of a micro-batch of packed samples, which holds the longest one."""
-        return max(*self.lengths, layout.micro_batch * self.mean)
-
-    def padding(self, layout: TrainingLayout) -> float:
-        """Tokens of an update that are computed, as a factor of those of its samples.
-
-        Samples are packed into micro-batches, first fit, longest first. All copies have as many micro-batches, and
-        stages pass micro-batches of one size, so that these are padded.
-        """
-        capacity = self.capacity(layout)
-        key = (capacity, layout.dp, layout.pp > 1)
-        if key not in self._padding:
-            order = sorted(self.lengths)
-            drawn = [order[(2 * i + 1) * len(order) // (2 * self.samples)] for i in range(self.samples)]
-            bins = -(-_bins(drawn, capacity) // layout.dp) * layout.dp
-            padded = bins * capacity if layout.pp > 1 else max(sum(drawn), bins * sum(drawn) / _bins(drawn, capacity))
-            self._padding[key] = padded / sum(drawn)
-        return self._padding[key]
-
-    @cached_property
-    def _padding(self) -> dict[tuple[int, int, bool], float]:
-        return {}
-
-    def memory(self, layout: TrainingLayout) -> TrainingMemory:
-        """Memory of a layout with micro-batches of packed samples, which hold the longest one."""
-        packed = replace(layout, sequence=self.capacity(layout), micro_batch=1)
-        loop = load_training_engine(self.engine).training
-        assert loop is not None
-        types = training_types("bfloat16", self.products, self.device)
-        return training_memory(self.model, packed, types, loop, self.device.memory_bytes)
-
-    def layouts(self, gpus: int) -> list[TrainingLayout]:
-        """Layouts of some devices that fit their memory, in order of growing rough cost."""
-        loop = load_training_engine(self.engine).training
-        assert loop is not None
-        layouts = candidates(
-            self.model,
-            lambda layout: self.memory(layout).fits_with_margin,
-            Links.of(self.device, None, None).domain_ranks,
-            gpus=gpus,
-            global_batch=self.samples,
-            sequence=max(self.lengths),
-            overlap=loop.overlap,
-            given=dict(self.given),
-        )
-        return [
-            replace(layout, sequence=self.mean) for layout in sorted(layouts, key=rough_cost) if layout.cp <= self.mean
-        ]
-
-
-def _bins(lengths: Sequence[int], capacity: int) -> int:
-    """Bins of a packing: first fit, longest first."""
-    room: list[int] = []
-    for length in sorted(lengths, reverse=True):
-        place = next((i for i, left in enumerate(room) if left >= length), None)
-        if place is None:
-            room.append(capacity - length)
-        else:
-            room[place] -= length
-    return len(room)
-
-
-_known: dict[tuple[Any, ...], dict[int, dict[str, Any]]] = {}
-
-
-def training_sizes(
-    question: TrainingQuestion, gpus: Sequence[int], host_bytes_per_s: float, predictor: Predictor
-) -> dict[int, dict[str, Any]]:
-    """The fastest layout for each number of devices: fields of :class:`cdmpp.plan.rl.pools.SizedTraining`.
-
-    Numbers of devices without a layout are left out. Results of equal questions are kept.
-
-    ``host_bytes_per_s``: rate of a device to the host's memory.
-    """
-    key = (repr(question), tuple(gpus), host_bytes_per_s, predictor.model_id)
-    if key not in _known:
-        if len(_known) >= 64:
-            _known.clear()
-        _known[key] = _training_sizes(question, gpus, host_bytes_per_s, predictor)
-    return _known[key]
-
-
-def _training_sizes(
-    question: TrainingQuestion, gpus: Sequence[int], host_bytes_per_s: float, predictor: Predictor
-) -> dict[int, dict[str, Any]]:
-    profile = load_training_engine(question.engine)
-    shared: dict[Any, Any] = {}
-    plans = [
-        TrainingPlan(
-            question.model,
-            question.device,
-            layout,
-            products=question.products,
-            engine=profile,
-            check_memory=False,
-            shared=shared,
-        )
-        for count in gpus
-        for layout in question.layouts(count)[:MAX_PRICED]
-    ]
-    queries = LayoutPlans(plans, len(plans)).queries
-    prices = {q.program.operator: p for q, p in zip(queries, predictor.predict_queries(queries), strict=True)}
-    best: dict[int, dict[str, Any]] = {}
-    for plan in plans:
-        plan_predictions = [prices[query.program.operator] for query in plan.queries]
-        step, layout = plan.result(predictor.model_id, plan_predictions), plan.layout
-        seconds = step.breakdown
-        update_s = seconds["bubble"] + seconds["optimizer"] + seconds["exposed"]["dp"]
-        padding = question.padding(layout)
-        if layout.gpus in best and best[layout.gpus]["step_s"] <= padding * step.step_s:
-            continue
-        passes = [float(plan.layer_pass(plan_predictions, backward=back)[0][0]) for back in (False, True)]
-        forward_s = (step.step_s - seconds["optimizer"] - seconds["exposed"]["dp"]) * passes[0] / sum(passes)
-        tokens, memory = layout.global_batch * question.mean / padding, question.memory(layout)
-        names = ("gpus", "tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "sharding", "recompute")
-        best[layout.gpus] = {
-            "step_s": padding * step.step_s,
-            "token_s": (step.step_s - update_s) / tokens,
-            "update_s": update_s,
-            "inference_s": question.forwards * forward_s / tokens,
-            "swap_s": 2 * (memory.weights + memory.optimizer) / host_bytes_per_s,
-            "lower": min(step.lower_s / step.step_s, 1.0),
-            "upper": max(step.upper_s / step.step_s, 1.0),
-            "memory_bytes": memory.total,
-            "layout": {name: getattr(layout, name) for name in names},
-            "domain": step.domain,
-        }
-    for row in best.values():
-        del row["step_s"]
-    return best
-
-
-@dataclass(frozen=True)
-class InstanceLayout:
-    """Layout of a generation instance."""
-
-    tp: int
-    ep: int
-    # Keys and values of a token, and the whole cache, on all its devices.
-    token_bytes: float
-    cache_bytes: float | None
-    weights: str | None = None  # type of quantised weights
-
-
-def instance_layouts(
-    model: LLMConfig,
-    device: DeviceSpec,
-    gpus: int,
-    node: int,
-    mean: int,
-    longest: int,
-    tp: int | None,
-    weights: str | None,
-) -> list[InstanceLayout]:
-    """Layouts of a generation instance that hold the model and the cache of some samples, smallest first.
-
-    ``node``: devices of a node: an instance lies on one node, or fills several. ``tp``: tensor-parallel ranks; None:
-    all that fit. ``weights``: type of quantised weights.
-    Raises InfeasibleError: no layout fits.
-    """
-    types, max_ranks = Types.of(model, "bfloat16", weights, None), gpus
-    layouts: list[InstanceLayout] = []
-    for ranks in (n for n in allowed_tp(model) if n & (n - 1) == 0 and gpus % n == 0):
-        if ranks > max_ranks or (ranks > node and ranks % node) or tp not in (None, ranks):
-            continue
-        degrees = [1]
-        if model.experts is not None:
-            fitting = [n for n in range(1, ranks + 1) if expert_fits(model, ranks, n)]
-            degrees = sorted({fitting[0], fitting[-1]})
-        for ep in degrees:
-            layout = Layout(ranks, 1, ep)
-            tokens = cache_tokens(model, layout, types, device.memory_bytes, CACHE_SHARE, longest)
-            if tokens < max(longest, IN_FLIGHT * mean):
-                continue
-            token_bytes = ranks * part_memory(model, layout, types, None, longest)[1] / longest
-            cache_bytes = None if tokens == inf else tokens * token_bytes
-            layouts.append(InstanceLayout(ranks, ep, token_bytes, cache_bytes, weights))
-            # Instances of several nodes only where none fits on one.
-            max_ranks = min(max_ranks, node if ranks <= node else ranks)
-    if not layouts:
-        raise InfeasibleError(
-            f"no instance of up to {gpus} {device.name} holds the model and {IN_FLIGHT} samples of {mean} tokens"
-            + ("" if tp is None else f" with tp={tp}"),
-            path="gpus",
-            hint="use more devices, or devices with more memory",
-        )
-    return layouts
-
+from cdmpp.utils.files import MAX_CONFIG_BYTES, parse_csv, parse_file, parse_table
 
 MAX_LENGTH_BYTES, MAX_LENGTHS = 64 * MAX_CONFIG_BYTES, 10**7
 #: Columns of a table of measured steps beside the degrees of training: seconds and sizes.
@@ -286,26 +63,18 @@ def read_measured(path: str | PathLike[str]) -> list[dict[str, Any]]:
 
     Raises DataError: the file cannot be read, has an unknown column or a wrong number, or no step.
     """
-    rows = parse_file(path, lambda text: parse_csv(text, 1001), "CSV", "give a CSV file", max_bytes=MAX_LENGTH_BYTES)
-    header, allowed = ([cell.strip() for cell in rows[0]] if rows else []), (*SECONDS, *SIZES, *DEGREES)
-    if unknown := [name for name in header if name not in allowed]:
+    rows = parse_file(path, lambda text: parse_table(text, 1000), "CSV", "give a CSV file", max_bytes=MAX_LENGTH_BYTES)
+    allowed = (*SECONDS, *SIZES, *DEGREES)
+    if unknown := [name for row in rows for name in row if name not in allowed]:
         raise DataError(
             f"{fspath(path)}: column {unknown[0][:80]!r} is not known", hint="columns: " + ", ".join(allowed)
         )
-    steps = []
-    for number, row in enumerate(rows[1:], 2):
-        try:
-            step = {
-                name: float(cell) if name in SECONDS else int(cell)
-                for name, cell in zip(header, row, strict=True)
-                if cell.strip()
-            }
-        except ValueError as error:
-            raise DataError(f"{fspath(path)}: line {number}: {error}", hint="give seconds and whole numbers") from None
-        steps.append(step)
-    if not steps:
+    if not rows:
         raise DataError(f"{fspath(path)}: no measured steps", hint="a header, and a line for each step")
-    return steps
+    try:
+        return [{n: float(c) if n in SECONDS else int(c) for n, c in row.items() if c} for row in rows]
+    except ValueError as error:
+        raise DataError(f"{fspath(path)}: {error}", hint="give seconds and whole numbers") from None
 
 
 @dataclass(frozen=True)

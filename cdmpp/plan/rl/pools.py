@@ -11,9 +11,10 @@ import numpy as np
 from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.llm.forms import LanguageModelForm
 from cdmpp.llm.memory import TRAINING_BYTES, parameter_count
 from cdmpp.llm.read import read_config
-from cdmpp.plan.base.batch_curve import BatchCurve, LanguageModelForm
+from cdmpp.plan.base.batch_curve import BatchCurve
 from cdmpp.plan.fused.schema import FusedRequest
 from cdmpp.plan.rl.generation import UNLIMITED, Floats
 from cdmpp.plan.rl.sizes import Stage

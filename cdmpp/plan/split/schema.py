@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from cdmpp.errors import FieldError
-from cdmpp.plan.base.batch_curve import LanguageModelForm
+from cdmpp.llm.forms import LanguageModelForm
 from cdmpp.plan.split.search import Goal
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.rendering import Table

@@ -1,9 +1,10 @@
-"""Data-parallel training as a graph to replay: forward, backward, and all-reduces of gradient buckets.
+"""Data-parallel training as a graph to replay: computation, and exchanges of gradients in buckets.
 
-Every rank has the same network, so one stands for all: an all-reduce starts when its own gradients are
-ready. Buckets are those of PyTorch's ``DistributedDataParallel`` (Li et al., PyTorch Distributed, VLDB 2020,
-sections 3.2.2 and 3.2.3): gradients fill them in the order in which the backward pass makes them, and one
-all-reduce follows the other on a stream of its own. The optimizer runs when all have ended.
+Every rank has the same network, so one stands for all: an exchange starts when its own gradients are
+ready. A bucket is a contiguous group of gradients in the order in which the backward pass makes them. Buckets of a
+size are those of PyTorch's ``DistributedDataParallel`` (Li et al., PyTorch Distributed, VLDB 2020, sections 3.2.2 and
+3.2.3). One exchange follows the other on a stream of its own, and a bucket may be compressed before, on the GPU or on
+the CPU (ByteComp, arXiv 2205.14465). The optimizer runs when all have ended.
 """
 
 from __future__ import annotations
@@ -11,16 +12,63 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
 
 from cdmpp.errors import FieldError
 from cdmpp.simulate.replay.engine import Timeline, replay
 from cdmpp.simulate.replay.graph import Graph, Node
-from cdmpp.simulate.replay.links import Algorithm, Link, collective_s
+from cdmpp.simulate.replay.links import Algorithm, Link, collective_s, collective_steps
 
 #: What PyTorch does unless told otherwise: a small first bucket, so that the first all-reduce starts early.
 PYTORCH_BUCKET_BYTES, PYTORCH_FIRST_BUCKET_BYTES = 25 * 2**20, 2**20
-RANK = "rank"
-COMM = "comm"
+RANK, COMM = "rank", "network"
+#: Processor that compresses and decompresses.
+Place = Literal["none", "gpu", "cpu"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to exchange a bucket: seconds of compression, exchange and decompression."""
+
+    compressor: str | None
+    place: Place
+    network_s: float
+    compress_s: float = 0.0
+    decompress_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A computation on the GPU, and the exchange that waits for it; None: there is none."""
+
+    seconds: float
+    option: Option | None = None
+
+
+def pass_graph(passes: Sequence[Pass], update_s: float | None = None) -> Graph:
+    """Ids sort by pass, then by stage: computation, compression, exchange, decompression.
+
+    Compression on the GPU delays the passes that follow. ``update_s``: the optimizer, which waits for all.
+    """
+    nodes: list[Node] = []
+    before: tuple[str, ...] = ()
+    for i, item in enumerate(passes):
+        name, option = f"{i:05d}", item.option
+        nodes.append(Node(f"{name}.0", RANK, item.seconds, before, "gpu"))
+        before = ready = (f"{name}.0",)
+        if option is not None and option.compressor is not None:
+            nodes.append(Node(f"{name}.1", RANK, option.compress_s, ready, option.place))
+            ready = (f"{name}.1",)
+            before = ready if option.place == "gpu" else before
+        if option is not None:
+            nodes.append(Node(f"{name}.2", RANK, option.network_s, ready, COMM, "comm"))
+        if option is not None and option.compressor is not None:
+            nodes.append(Node(f"{name}.3", RANK, option.decompress_s, (f"{name}.2",), option.place))
+    if update_s is not None:
+        nodes.append(Node(f"{len(passes):05d}.0", RANK, update_s, tuple(node.id for node in nodes), "gpu"))
+    return Graph(nodes)
 
 
 @dataclass(frozen=True)
@@ -67,16 +115,11 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Iteration:
-    """One training iteration.
-
-    Attributes
-    ----------
-    exposed_comm_s : float
-        Time of all-reduces while nothing computes.
-    """
+    """One training iteration."""
 
     timeline: Timeline
     buckets: tuple[Bucket, ...]
+    options: tuple[Option, ...]  # of each bucket
 
     @property
     def iteration_s(self) -> float:
@@ -91,8 +134,16 @@ class Iteration:
     @property
     def comm_s(self) -> float:
         """Time of all-reduces."""
-        pairs = zip(self.timeline.graph.nodes, self.timeline.duration_s.tolist(), strict=True)
-        return math.fsum(seconds for node, seconds in pairs if node.kind == "comm")
+        return math.fsum(option.network_s for option in self.options)
+
+
+def gradients(layers: Sequence[GradientLayer]) -> list[tuple[int, int, float]]:
+    """Layer, parameter and bytes of each gradient in the order of the backward pass."""
+    return [
+        (layer, parameter, layers[layer].gradient_bytes[parameter])
+        for layer in reversed(range(len(layers)))
+        for parameter in reversed(range(len(layers[layer].gradient_bytes)))
+    ]
 
 
 def fill_buckets(
@@ -103,54 +154,71 @@ def fill_buckets(
     ``layers``: in the order of the forward pass. A bucket is closed when it holds ``bucket_bytes`` or more; 0 gives
     each gradient a bucket. ``first_bytes``: the same of the first bucket; default: like the others.
     """
-    closed: list[Bucket] = []
-    parameters: list[tuple[int, int]] = []
-    size = 0.0
-    for layer in reversed(range(len(layers))):
-        for parameter in reversed(range(len(layers[layer].gradient_bytes))):
-            parameters.append((layer, parameter))
-            size += layers[layer].gradient_bytes[parameter]
-            limit = bucket_bytes if closed or first_bytes is None else first_bytes
-            if size >= limit:
-                closed.append(Bucket(size, tuple(parameters)))
-                parameters, size = [], 0.0
-    if parameters:
-        closed.append(Bucket(size, tuple(parameters)))
-    return tuple(closed)
+    order, cuts, size = gradients(layers), list[int](), 0.0
+    for i, (_, _, own) in enumerate(order, 1):
+        size += own
+        if i == len(order) or size >= (bucket_bytes if cuts or first_bytes is None else first_bytes):
+            cuts.append(i)
+            size = 0.0
+    return cut_buckets(layers, cuts)
 
 
-def data_parallel_graph(
-    layers: Sequence[GradientLayer], buckets: Sequence[Bucket], setup: Setup, update_s: float = 0.0
-) -> Graph:
-    """The graph of one iteration on one rank.
+def cut_buckets(layers: Sequence[GradientLayer], cuts: Sequence[int]) -> tuple[Bucket, ...]:
+    """Buckets from their ends (exclusive) in :func:`gradients`."""
+    order = gradients(layers)
+    groups = (order[start:end] for start, end in zip([0, *cuts], cuts, strict=False))
+    return tuple(Bucket(sum(own for _, _, own in g), tuple((layer, i) for layer, i, _ in g)) for g in groups)
 
-    Streams are "0" (forward, backward, update) and "comm". With slowdowns the durations are those under
-    contention: to replay with others, make another graph.
+
+def free_buckets(layers: Sequence[GradientLayer], setup: Setup) -> tuple[Bucket, ...]:
+    """The buckets of the shortest iteration, without slowdowns.
+
+    Exact: an exchange ends later where the one before does, so the earliest end of j gradients follows from fewer.
+    """
+    order = gradients(layers)
+    ready_s = np.cumsum([layer.backward_s for layer in reversed(layers)]) + sum(layer.forward_s for layer in layers)
+    before, end_s = np.cumsum([0.0, *(size for _, _, size in order)]), np.zeros(len(order) + 1)
+    first = np.zeros(len(end_s), np.int64)
+    steps, share = collective_steps("all_reduce", setup.ranks, 1.0, setup.algorithm)
+    for j, (layer, _, _) in enumerate(order, 1):
+        ends = np.maximum(ready_s[-1 - layer], end_s[:j]) + steps * setup.link.seconds_of(
+            share * (before[j] - before[:j])
+        )
+        first[j] = ends.argmin()
+        end_s[j] = ends[first[j]]
+    cuts = [len(order)] if order else []
+    while cuts and first[cuts[-1]] > 0:
+        cuts.append(int(first[cuts[-1]]))
+    return cut_buckets(layers, cuts[::-1])
+
+
+def iteration_of(
+    layers: Sequence[GradientLayer],
+    buckets: Sequence[Bucket],
+    setup: Setup,
+    update_s: float = 0.0,
+    options: Sequence[Option] | None = None,
+) -> Iteration:
+    """Replay an iteration with some buckets. ``options``: how each is exchanged; default: not compressed.
 
     Raises FieldError: a slowdown below 1, or fewer than one rank.
     """
     _check(setup)
-    n = len(layers)
+    # Backward runs from the last layer to the first.
     compute_s = [layer.forward_s for layer in layers] + [layer.backward_s for layer in reversed(layers)]
-    transfers_s = [setup.transfer_s(bucket.bytes) for bucket in buckets]
-    # Position of the computation that a bucket waits for: backward runs from the last layer to the first.
-    awaited = [2 * n - 1 - bucket.ready for bucket in buckets]
-    compute_s, transfers_s = _contended(compute_s, transfers_s, awaited, setup)
-    nodes: list[Node] = []
+    awaited = [2 * len(layers) - 1 - bucket.ready for bucket in buckets]
+    if options is None:
+        transfers_s = [setup.transfer_s(bucket.bytes) for bucket in buckets]
+        compute_s, transfers_s = _contended(compute_s, transfers_s, awaited, setup)
+        options = [Option(None, "none", seconds) for seconds in transfers_s]
+    sent: dict[int, list[Option | None]] = {}
+    for position, option in zip(awaited, options, strict=True):
+        sent.setdefault(position, []).append(option)
+    passes: list[Pass] = []
     for position, seconds in enumerate(compute_s):
-        back = position >= n
-        layer = layers[2 * n - 1 - position if back else position]
-        name = f"{position:05d} {'backward' if back else 'forward'} {layer.name}"
-        nodes.append(Node(name, RANK, seconds, (nodes[-1].id,) if nodes else ()))
-    computed = nodes[-1:]
-    reduced: list[Node] = []
-    for index, (seconds, position) in enumerate(zip(transfers_s, awaited, strict=True)):
-        before = (reduced[-1].id,) if reduced else ()
-        name = f"{2 * n + index:05d} all-reduce {index}"
-        reduced.append(Node(name, RANK, seconds, (nodes[position].id, *before), COMM, "comm"))
-    ends = tuple(node.id for node in (*computed, *reduced[-1:]))
-    update = Node(f"{2 * n + len(reduced):05d} update", RANK, update_s, ends)
-    return Graph([*nodes, *reduced, update], order="listed")
+        first, *others = sent.get(position, [None])
+        passes += [Pass(seconds, first), *(Pass(0.0, option) for option in others)]
+    return Iteration(replay(pass_graph(passes, update_s)), tuple(buckets), tuple(options))
 
 
 def simulate(
@@ -173,8 +241,7 @@ def simulate(
     >>> [simulate(layers, setup, bucket_bytes=size).iteration_s for size in (1, 8)]
     [8.0, 10.0]
     """
-    buckets = fill_buckets(layers, bucket_bytes, first_bytes)
-    return Iteration(replay(data_parallel_graph(layers, buckets, setup, update_s)), buckets)
+    return iteration_of(layers, fill_buckets(layers, bucket_bytes, first_bytes), setup, update_s)
 
 
 def _check(setup: Setup) -> None:

@@ -221,7 +221,7 @@ for _spec in PLANNERS.values():
     router.add_api_route(_spec.path, _endpoint(_spec), methods=["POST"], summary=_spec.summary, response_class=Response)
 
 
-#: One request of each planner, with given costs: it needs no model.
+#: One request of each planner; with given costs, which need no model, except for training.
 EXAMPLE_REQUESTS: dict[str, dict[str, Any]] = {
     **{name: forms[0] for name, forms in REQUESTS.items()},
     "data-parallel": {
@@ -231,6 +231,21 @@ EXAMPLE_REQUESTS: dict[str, dict[str, Any]] = {
         ],
         "ranks": 4,
         "link": {"alpha_s": 1e-5, "bandwidth_bytes_per_s": 1e10},
+    },
+    "training": {
+        "model": {
+            "model_type": "llama",
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 128256,
+        },
+        "device": "h100-sxm",
+        "gpus": 8,
+        "global_batch": 64,
+        "sequence": 4096,
     },
     "split": {
         "layers": [

@@ -63,7 +63,7 @@ def test_unknown_formats_list_those_of_the_planner() -> None:
     assert caught.value.hint == "'cluster' has: no format"
     with pytest.raises(FieldError, match="no plan is called 'x'"):
         import_request("verl", "", "x")
-    with pytest.raises(FieldError, match="the format 'megatron' is read, not written"):
+    with pytest.raises(FieldError, match="the format 'megatron' has no 'split' plans, only: training"):
         export_plan("megatron", "split", {}, {})
     with pytest.raises(FieldError, match="the format 'megatron-layout' is written, not read"):
         import_request("megatron-layout", "", "split")

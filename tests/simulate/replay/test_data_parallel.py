@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from itertools import combinations, product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,11 +16,11 @@ from hypothesis import strategies as st
 from cdmpp import make_plan
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.plan.data_parallel.schema import DataParallelPlan, DataParallelRequest
-from cdmpp.plan.data_parallel.solver import draw
+from cdmpp.plan.data_parallel.solver import Costs, draw
 from cdmpp.plan.registry import PLANNERS
 from cdmpp.predict.rendering import render
 from cdmpp.simulate.replay import Link
-from cdmpp.simulate.replay.data_parallel import GradientLayer, Setup, fill_buckets, simulate
+from cdmpp.simulate.replay.data_parallel import GradientLayer, Setup, cut_buckets, fill_buckets, gradients, simulate
 
 LINK = Link(beta_s_per_byte=0.5)
 #: Forward 1 s and backward 2 s each, 4 bytes of gradients each.
@@ -31,7 +34,7 @@ def test_a_bucket_for_each_layer_hides_all_but_the_last() -> None:
     assert iteration.iteration_s == 8.5
     assert (iteration.comm_s, iteration.exposed_comm_s) == (4.0, 2.0)
     sent = [node for node in iteration.timeline.graph.nodes if node.kind == "comm"]
-    assert [node.id for node in sent] == ["00004 all-reduce 0", "00005 all-reduce 1"]
+    assert [node.id for node in sent] == ["00002.2", "00003.2"]
 
 
 def test_ring_of_several_ranks() -> None:
@@ -47,8 +50,8 @@ def test_contention_by_hand() -> None:
     setup = Setup(2, LINK, "measured", compute_slowdown=1.5, comm_slowdown=2.0)
     iteration = simulate(TWO, setup, 1.0)
     ends = dict(zip((n.id for n in iteration.timeline.graph.nodes), iteration.timeline.end_s.tolist(), strict=True))
-    assert ends["00003 backward a"] == pytest.approx(7.0)
-    assert ends["00004 all-reduce 0"] == pytest.approx(7.5)
+    assert ends["00003.0"] == pytest.approx(7.0)
+    assert ends["00002.2"] == pytest.approx(7.5)
     assert iteration.iteration_s == pytest.approx(9.5)
 
 
@@ -159,6 +162,80 @@ def test_default_bucket_sizes_reach_all_gradients() -> None:
     answer = make_plan("data-parallel", {"layers": [layer], "ranks": 8, "link": link})
     assert answer["bucket_bytes"] == 1600 * 2.0**20
     assert answer["iteration_s"] == pytest.approx(answer["baselines"]["one_bucket"])
+
+
+def random_request(seed: int, count: int) -> dict[str, Any]:
+    """Layers with one or two gradients, or none, on a link where neither one bucket nor one for each is best."""
+    chance = np.random.default_rng(seed)
+    layers = [
+        {
+            "name": f"l{i}",
+            "forward": chance.uniform(0.1, 1.0),
+            "backward": chance.uniform(0.1, 3.0),
+            "gradient_bytes": chance.uniform(1, 9, chance.choice([0, 1, 1, 2])).tolist(),
+        }
+        for i in range(count - 1)
+    ]
+    layers.append({"name": "last", "forward": 0.5, "backward": 1.0, "gradient_bytes": [chance.uniform(1, 9)]})
+    link = {"alpha_s": chance.uniform(0.05, 0.8), "beta_s_per_byte": chance.uniform(0.05, 0.6)}
+    return {"layers": layers, "ranks": 2, "link": link, "update": 0.25}
+
+
+def exhaustive(request: dict[str, Any]) -> float:
+    """The shortest iteration over all partitions and, for each bucket, all options."""
+    costs = Costs.of(DataParallelRequest.model_validate(request), "latency_s")
+    count, shortest = len(gradients(costs.layers)), math.inf
+    for cuts in (c for n in range(count) for c in combinations(range(1, count), n)):
+        buckets = cut_buckets(costs.layers, [*cuts, count])
+        options = range(len(costs.exchanges.options(1.0)))
+        for chosen in product(options, repeat=len(buckets)):
+            shortest = min(shortest, costs.iteration(buckets, chosen).iteration_s)
+    return shortest
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_free_partition_equals_an_exhaustive_search(seed: int) -> None:
+    request = random_request(seed, 6)
+    answer = make_plan("data-parallel", request)
+    assert answer["iteration_s"] == pytest.approx(exhaustive(request), rel=1e-9)
+    assert answer["iteration_s"] <= min(answer["baselines"].values())
+    assert any("no partition of the gradients" in line for line in answer["explanation"])
+    assert sum(sent["gradients"] for sent in answer["transfers"]) == sum(
+        len(layer["gradient_bytes"]) for layer in request["layers"]
+    )
+
+
+WORK = {"compress_s_per_byte": 0.02, "decompress_s_per_byte": 0.01, "overhead_s": 0.05}
+COMPRESSORS = [{"name": "c", "ratio": 0.1, "gpu": WORK, "cpu": {**WORK, "compress_s_per_byte": 0.1}}]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_partition_and_compression_equal_an_exhaustive_search(seed: int) -> None:
+    request = {**random_request(seed, 4), "compressors": COMPRESSORS}
+    answer = make_plan("data-parallel", request)
+    assert answer["iteration_s"] == pytest.approx(exhaustive(request), rel=1e-9)
+    assert answer["lower_bound_s"] <= answer["iteration_s"] <= min(answer["baselines"].values())
+    alone = make_plan("data-parallel", random_request(seed, 4))
+    assert answer["iteration_s"] <= alone["iteration_s"]
+
+
+def test_compressed_bucket_needs_memory_for_its_buffer() -> None:
+    link = {"alpha_s": 0.1, "beta_s_per_byte": 1.0}
+    request = {**random_request(1, 4), "compressors": COMPRESSORS, "link": link}
+    held = 4 * sum(sum(layer["gradient_bytes"]) for layer in request["layers"])
+
+    def longest_buffer(answer: dict[str, Any]) -> float:
+        """The buffer has a tenth of the gradients of both ranks."""
+        return max((sent["bytes"] * 0.1 * 2 for sent in answer["transfers"] if sent["compressor"]), default=0.0)
+
+    free = make_plan("data-parallel", request)
+    limit = longest_buffer(free) - 1e-3
+    assert limit > 0
+    answer = make_plan("data-parallel", {**request, "memory_bytes": held + limit})
+    assert longest_buffer(answer) <= limit
+    assert answer["iteration_s"] > free["iteration_s"]
+    with pytest.raises(FieldError, match="slowdowns"):
+        make_plan("data-parallel", {**request, "compute_slowdown": 1.5})
 
 
 def test_plan_is_printed_and_drawn() -> None:
