@@ -1,7 +1,5 @@
 """Fixtures that many tests share, the order of the test files, and skips for missing tools."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import os

@@ -1,7 +1,5 @@
 """A predictor with round numbers: collectives take 1 ms plus a second for each gigabyte, other programs 10 ms."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -15,8 +15,6 @@ search, temporary files and the identity of the model (:data:`VOLATILE`) are not
 0.2 %, because last digits depend on the processor.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """Random seeds of parametrised tests: five in every run, the others in ``make test-nightly``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -5,8 +5,6 @@ FILE two groups run: the files that failed under load before (20 rounds), and al
 or read a clock (5 rounds). Prints the passes of each file; the exit status is 1 if any run failed.
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import os

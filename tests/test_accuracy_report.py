@@ -1,7 +1,5 @@
 """The accuracy report shows the figures of the result files, and names the studies that were not run."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from pathlib import Path

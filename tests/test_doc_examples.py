@@ -1,7 +1,5 @@
 """The examples in docs/examples run and show what docs/serving-and-clusters.md claims."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from pathlib import Path

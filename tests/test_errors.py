@@ -1,7 +1,5 @@
 """Errors: stable codes, builtin bases, hints that survive process borders."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """Bounded reading: endless files, unpacked content and wide headers are refused early."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

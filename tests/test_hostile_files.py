@@ -1,7 +1,5 @@
 """No file from elsewhere blocks a reader, fills the memory or runs code: each reader raises a CdmppError."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma

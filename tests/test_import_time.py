@@ -3,8 +3,6 @@
 Checked by module names rather than by a clock: a busy machine makes a timed test fail for nothing.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

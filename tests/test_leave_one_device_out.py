@@ -1,7 +1,5 @@
 """Pure parts of the study of devices that training never saw."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

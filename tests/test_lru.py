@@ -1,7 +1,5 @@
 """The bounded cache."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 from cdmpp.utils.lru import Lru

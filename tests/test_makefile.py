@@ -1,7 +1,5 @@
 """The Makefile's test targets, run with a fake interpreter, and the progress of its set-up."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """examples/optuna_search.py prunes by predicted latency, as docs/integrations.md shows."""
 
-from __future__ import annotations
-
 import runpy
 
 import optuna

@@ -1,7 +1,5 @@
 """Packaging: pinned dependencies, the content of the wheel, and the files that describe the project."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Answering many rows at once: what is shared between them, and what is not."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 

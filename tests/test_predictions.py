@@ -1,7 +1,5 @@
 """Lists, sums and matrices of predictions: several devices in one call, HTML, Arrow, milliseconds, domains."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

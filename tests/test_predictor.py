@@ -1,7 +1,5 @@
 """The façade: what it answers, what it refuses, and that an answer does not depend on its company."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

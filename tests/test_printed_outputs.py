@@ -1,7 +1,5 @@
 """What README.md and docs/*.md print is what their commands print: ``make printed-outputs`` writes it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Forms of programs, element types and device names that people type."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The README is short, its example prints the output shown, and its links exist."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Errors on a small fixed split of the project's own measurements may not rise (``benchmarks/gate.py``)."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Coverage matrix of a model: operator and element types by device."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

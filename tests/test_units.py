@@ -1,7 +1,5 @@
 """Printed figures: three significant digits and the unit that suits."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The study of unseen devices, all of its parts once, on a small table of synthetic latencies."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The study of unseen shapes: the figures of ``cdmpp eval``, cut by source, device and family."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Predictions need neither torch nor TVM; each check runs in a fresh process that cannot import them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tiny networks need one thread: with more, a busy machine spends its time waiting at barriers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Waiting for what another thread or process does, however busy the machine is."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Scheduled programs that the tests of the studies share."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.schedules.parts import Scheduled

@@ -1,7 +1,5 @@
 """Records of made-up scheduled programs of several networks, with a split file that seals some."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

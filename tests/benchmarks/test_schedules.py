@@ -1,7 +1,5 @@
 """Splits of the studies of scheduled programs: nothing that is tested is trained on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

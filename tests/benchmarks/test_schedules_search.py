@@ -1,7 +1,5 @@
 """Offline searches among measured schedules."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Measurements of serving systems that contradict others are left out."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.llm.test_read_config import EXAMPLES

@@ -1,7 +1,5 @@
 """Every documented benchmark that needs no outside data runs on tiny sizes, and ``--help`` only prints the help."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

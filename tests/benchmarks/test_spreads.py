@@ -1,7 +1,5 @@
 """Residuals that intervals need beside the bounds of their kernels."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

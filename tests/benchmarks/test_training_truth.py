@@ -1,7 +1,5 @@
 """Rows of the table of training steps: options of ``training_step``, and reasons for rows that are left out."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

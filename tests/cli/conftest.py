@@ -1,7 +1,5 @@
 """Fixtures that run the command in this process or in a subprocess."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """``cdmpp adapt``: adaptation to a table of records, and use of the adapted model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Behaviour of all commands: help, exit codes, errors without traceback, closed pipes, light imports."""
 
-from __future__ import annotations
-
 import json
 import logging
 import subprocess

@@ -1,7 +1,5 @@
 """``cdmpp curve``: the results of :func:`cdmpp.predict.curves.predict_curve` as JSON and as a table."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

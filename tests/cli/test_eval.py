@@ -1,7 +1,5 @@
 """``cdmpp eval`` and ``cdmpp data`` on small tables."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``cdmpp inspect`` and ``cdmpp devices``: features of a program, figures of a device."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Ctrl-C during a search."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

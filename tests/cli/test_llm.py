@@ -1,7 +1,5 @@
 """``cdmpp llm``: the estimates of :func:`cdmpp.llm.estimate` as JSON and as tables."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

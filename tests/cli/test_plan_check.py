@@ -1,7 +1,5 @@
 """``cdmpp plan pipeline`` and ``cdmpp plan check`` together."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``cdmpp plan KIND FILE --export`` and ``--from``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

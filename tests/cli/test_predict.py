@@ -1,7 +1,5 @@
 """``cdmpp predict``: the predictor's results, one line per program and device, with separate errors."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``cdmpp predict package.module:factory``."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

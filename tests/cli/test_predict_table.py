@@ -1,7 +1,5 @@
 """``cdmpp predict`` for tables: the predictor's results as rows, in order, with errors in their own columns."""
 
-from __future__ import annotations
-
 import csv
 import json
 import signal

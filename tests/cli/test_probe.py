@@ -1,7 +1,5 @@
 """``cdmpp probe``: records, a device specification, and errors for unavailable devices."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """``cdmpp replay``: graphs and models, equal to the Python call, with its files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``cdmpp replay`` on traces: the answer of the Python call, its graph, and errors."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``cdmpp select``, and ``cdmpp measure`` on its folder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``cdmpp select --backend tvm``, and ``cdmpp measure``, ``collect`` and ``adapt`` on its folder."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Standard output and error: control characters, closed and full outputs."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

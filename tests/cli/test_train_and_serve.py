@@ -1,7 +1,5 @@
 """``cdmpp train`` from a TOML file to a model, and the options that ``cdmpp serve`` passes to the server."""
 
-from __future__ import annotations
-
 import io
 import json
 import socket

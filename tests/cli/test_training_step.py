@@ -1,7 +1,5 @@
 """``cdmpp training-step``: the steps of :func:`cdmpp.llm.training_step` as JSON and tables."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

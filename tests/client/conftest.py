@@ -1,7 +1,5 @@
 """A real server on loopback, in a thread, and a stand-in for the network, for the tests of the clients."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """One suite for everything that predicts: a model in this process, and both clients of a real server."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

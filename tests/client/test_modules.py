@@ -1,7 +1,5 @@
 """``predict_module`` of the clients: kernels listed here, latencies by the service."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

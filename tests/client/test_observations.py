@@ -1,7 +1,5 @@
 """Stored measurements: listed by the service, read by the clients, and adapted to by ``cdmpp adapt --observations``."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

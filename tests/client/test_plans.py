@@ -1,7 +1,5 @@
 """Plans and jobs by both clients and ``cdmpp plan --remote``: followed, refused, failed, cancelled."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from pathlib import Path

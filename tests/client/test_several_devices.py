@@ -1,7 +1,5 @@
 """Several devices in one call of a client."""
 
-from __future__ import annotations
-
 import pytest
 
 from cdmpp.client import PredictorClient

@@ -1,7 +1,5 @@
 """Tables predicted by a service: the same answers as by a local model, with the extra ``client`` alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

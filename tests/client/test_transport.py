@@ -1,7 +1,5 @@
 """What the clients do when a service is busy, gone, slow, or takes less at once."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

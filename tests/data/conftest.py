@@ -1,7 +1,5 @@
 """Small tables in the layouts of the public data, with values made up for the tests."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Layouts of the public tables, with values made up for the tests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

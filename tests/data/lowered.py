@@ -1,7 +1,5 @@
 """Lowered programs of Kernel Tuner's templates, and the launch that they do."""
 
-from __future__ import annotations
-
 from functools import cache
 from math import prod
 from typing import Any

@@ -4,8 +4,6 @@ A test can run a template's small version with it and compare results, without a
 one of the orders that TVM's barriers between stores to and loads from shared memory allow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

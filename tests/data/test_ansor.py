@@ -1,7 +1,5 @@
 """Schedules of Ansor, rebuilt: their launches equal those of the programs that Ansor's own TVM lowered."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

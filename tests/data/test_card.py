@@ -2,8 +2,6 @@
 floor; docs/data.md names every public source with its file, commit and licence.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Ceilings from measured rows: the best of the largest, never a wrong one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

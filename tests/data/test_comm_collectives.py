@@ -1,7 +1,5 @@
 """The importer of the table of collectives."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

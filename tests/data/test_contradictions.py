@@ -1,7 +1,5 @@
 """Narrow kernels that are slower than on the same chip elsewhere, and than their own 16-bit form, are left out."""
 
-from __future__ import annotations
-
 import pytest
 
 from cdmpp.data.contradictions import MIN_PAIRS, contradicting_rows

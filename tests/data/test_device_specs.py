@@ -1,7 +1,5 @@
 """Records that bring their device: nothing is lost on the way, and one name stays one device."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Vectorised checks and hashes equal those of the specifications; hashes that must never change."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tables on disk: dataset folders, imported files, and the public tables, each missing one named with its source."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every layout of the public tables is recognised by its columns and mapped; optional columns may be absent."""
 
-from __future__ import annotations
-
 import os
 
 import pyarrow as pa

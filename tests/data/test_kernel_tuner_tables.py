@@ -1,7 +1,5 @@
 """Tables of brute-forced schedules become measurements of scheduled programs."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

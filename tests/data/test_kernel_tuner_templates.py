@@ -1,7 +1,5 @@
 """Templates of Kernel Tuner's kernels: launch of the lowered program, and correct results of small versions."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rows of the quantised, expert, latent-attention and AMD tables become the operators that docs/data.md states."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

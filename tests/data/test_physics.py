@@ -1,7 +1,5 @@
 """Operations and traffic against counts by hand, and the roofline."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A pool of programs for a model folder: from training programs, spread over their kinds."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

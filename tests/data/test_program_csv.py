@@ -1,7 +1,5 @@
 """CSV files of programs and latencies: accepted values, and errors for wrong cells."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

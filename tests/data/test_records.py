@@ -1,7 +1,5 @@
 """Project records: what is written is what is read; rows that cannot be used keep their place and get a reason."""
 
-from __future__ import annotations
-
 import errno
 import json
 from pathlib import Path

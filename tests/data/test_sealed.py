@@ -1,7 +1,5 @@
 """Sealed networks: chosen by a rule from a stated list, and in no part of any training."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

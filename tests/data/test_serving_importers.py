@@ -1,7 +1,5 @@
 """Rows of LLMServingSim, Frontier and InferSim become the operators that were timed."""
 
-from __future__ import annotations
-
 import pytest
 
 from cdmpp.data.assemble import DOUBTFUL, with_doubts

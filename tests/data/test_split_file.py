@@ -1,7 +1,5 @@
 """Splits as data: whole tasks, no task of a test network in training, checked on hashes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

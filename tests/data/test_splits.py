@@ -1,7 +1,5 @@
 """Splits: stable, by shape, by device with its twins, by whole networks; never a program in two parts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rows of Liger-Kernel and of cuDNN's front end become the operators, and the implementations, that were timed."""
 
-from __future__ import annotations
-
 import pytest
 
 from cdmpp.data.load import load_table

@@ -1,7 +1,5 @@
 """Logs of Ansor and MetaSchedule, and tables of them, become measurements of scheduled programs."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Output files: regular files are replaced, links followed, streams written to, other kinds refused."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

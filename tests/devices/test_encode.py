@@ -1,7 +1,5 @@
 """The encoding: fixed ranges, flags for missing figures, no dependence on other devices."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The host's CPU, from what operating systems say of real ones: nothing made up, names that stay."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

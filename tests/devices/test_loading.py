@@ -1,7 +1,5 @@
 """User-defined specifications: mapping, JSON and TOML files, their errors, and the text that is read back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

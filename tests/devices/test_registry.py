@@ -1,7 +1,5 @@
 """Names of devices, and the table: complete, physically consistent, every figure with a source."""
 
-from __future__ import annotations
-
 import csv
 from importlib.resources import files
 

@@ -1,7 +1,5 @@
 """DeviceSpec: bounds, stated fallbacks of the peak, the digest, and sustained ceilings."""
 
-from __future__ import annotations
-
 import pytest
 from pydantic import ValidationError
 

@@ -1,7 +1,5 @@
 """Writes TVM JSON node by node, without TVM and without its checks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 Document = dict[str, Any]

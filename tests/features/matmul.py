@@ -1,7 +1,5 @@
 """A product of 64 x 64 matrices in TVM, unscheduled and in tiles of 8 x 16 x 4."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

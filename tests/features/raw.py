@@ -1,7 +1,5 @@
 """Leaf vectors back in their own units, so that tests can speak of trips and bytes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random specifications of every operator, sizes of 1 and other degenerate ones among them."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

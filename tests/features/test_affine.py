@@ -1,7 +1,5 @@
 """Index expressions as intervals: nothing that a loop nest computes lies outside."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass

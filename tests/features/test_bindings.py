@@ -1,7 +1,5 @@
 """TIR without thread bindings is refused on a GPU, and predicted on a CPU."""
 
-from __future__ import annotations
-
 import pytest
 
 from cdmpp.features.encode import encode_operator, product_text, unbound_error

@@ -1,7 +1,5 @@
 """Features in bulk: what is written is read, and nothing of what is read is taken on trust."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Features from a structural class's template equal those of the operator's own lowering."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Counts of compiled leaves, on programs that can be counted by hand."""
 
-from __future__ import annotations
-
 from math import inf
 
 import pytest

@@ -3,8 +3,6 @@
 TVM's ``resize2d`` computes its coordinates in float32; its ``group_norm`` names what it adds to two sums.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

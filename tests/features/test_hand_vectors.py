@@ -4,8 +4,6 @@ An access is (touched bytes, distinct bytes, touches per distinct element, byte 
 bytes of the innermost dimension that are swept, bytes of an element).
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A stranger's TVM JSON: whatever is wrong with it, one clear error, and soon."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

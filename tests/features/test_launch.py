@@ -1,7 +1,5 @@
 """Launches of GPU programs against a run of each lane, and against what TVM allocates."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

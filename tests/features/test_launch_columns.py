@@ -1,7 +1,5 @@
 """Columns of small GPU programs, counted by hand."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Launches of programs with tensor-core intrinsics and software pipelines: hand counts, and what TVM allocates."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

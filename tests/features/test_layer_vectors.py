@@ -1,7 +1,5 @@
 """Vectors of a quantised product and of a layer of experts, computed by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from cdmpp.features.class_features import PROGRAM_COLUMNS

@@ -1,7 +1,5 @@
 """The 16-bit form of a program with narrow types, from which predictions of untrained types are derived."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -4,8 +4,6 @@ It has one row per written buffer (the last store wins) and its own idea of uniq
 and of reuse; counts of arithmetic, trips, touched bytes, loop annotations and thread extents are common.
 """
 
-from __future__ import annotations
-
 import sys
 import types
 from typing import Any

@@ -1,7 +1,5 @@
 """A population's features are those of its programs, one by one."""
 
-from __future__ import annotations
-
 import json
 from types import FunctionType
 

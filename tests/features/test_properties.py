@@ -1,7 +1,5 @@
 """Invariants of the features of any operator."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The schedule's columns: loop orders and tiles of programs small enough to count by hand."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

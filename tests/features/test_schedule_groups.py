@@ -1,7 +1,5 @@
 """Groups of the schedule's columns, on programs that can be counted by hand."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import pytest

@@ -1,7 +1,5 @@
 """The feature schema: its columns, and the hash by which models and features find each other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cdmpp.features.class_features import PROGRAM_COLUMNS

@@ -1,7 +1,5 @@
 """Recorded arithmetic gives for other sizes what computing anew gives."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

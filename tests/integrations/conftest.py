@@ -1,7 +1,5 @@
 """A small task, candidates of it, and predictors that need no network."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path

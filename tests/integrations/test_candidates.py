@@ -1,7 +1,5 @@
 """Candidates of a search: TVM's objects and JSON have one compact AST; each distinct program is encoded once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

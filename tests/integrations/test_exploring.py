@@ -1,7 +1,5 @@
 """Optimistic latencies: unlike programs gain, near-duplicates of a pick do not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Profiles for LLMServingSim have its files and columns (docs/docs/profiler/output-bundle.md of its repository)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Builder and runner: each program once, whoever proposes it; failures; going on with a folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

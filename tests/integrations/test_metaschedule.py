@@ -1,7 +1,5 @@
 """The cost model: the order of its scores, what it learns, what it keeps, who predicts."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Without TVM the error says what to install."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """What is learned online: near what was measured it holds, far from it little, failures count as slow."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

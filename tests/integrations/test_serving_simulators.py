@@ -5,8 +5,6 @@ The stand-ins have the fields of microsoft/vidur (``vidur/config/model_config.py
 ``time_predictor/base.py``, ``simulation/types.py``, ``spec/``) that their predictors read.
 """
 
-from __future__ import annotations
-
 import enum
 import json
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The scikit-learn regressor: scikit-learn's own checks, and what it learns."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Mapping
 from io import BytesIO

@@ -1,7 +1,5 @@
 """Calibration: the figures of an engine are found again from durations, and wrong rows are named."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

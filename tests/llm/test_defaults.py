@@ -1,7 +1,5 @@
 """Options of language models have one default: in Python, at the command line, over HTTP and in TOML."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable, Mapping

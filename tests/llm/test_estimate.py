@@ -1,7 +1,5 @@
 """Estimates: sums of their parts, bounds, memory, host time and errors."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """This year's architectures: parameter counts, operators and memory of published dimensions."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Configurations of several inputs, sparse ones, encoders, embedding models, and fields that contradict a family."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

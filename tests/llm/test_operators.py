@@ -1,7 +1,5 @@
 """Operators of one step, compared with lists by hand."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Dimensions and parameter counts of published configurations, and errors of others."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Serving, simulated: against steps of the estimate, limits of queues, and the order of requests."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

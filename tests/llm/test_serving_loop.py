@@ -1,7 +1,5 @@
 """The loop of an engine over many replicas: the choice of the replica, and the work of the loop."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

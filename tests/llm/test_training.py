@@ -1,7 +1,5 @@
 """Training steps: breakdown, physics, memory, network, calibration, search and the layouts' text."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

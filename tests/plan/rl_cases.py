@@ -1,7 +1,5 @@
 """Lengths, rankers and requests that tests of the RL planner share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

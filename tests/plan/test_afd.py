@@ -1,7 +1,5 @@
 """AFD sizing: equal to plain loops over every choice, its bound below it, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

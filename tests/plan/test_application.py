@@ -1,7 +1,5 @@
 """Applications on batching engines against hand-computed, replayed and exhaustive results."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from functools import cache

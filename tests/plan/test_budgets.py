@@ -1,7 +1,5 @@
 """Searches end with their budget and when they are stopped; no test depends on the speed of the machine."""
 
-from __future__ import annotations
-
 import sys
 import tracemalloc
 from typing import Any

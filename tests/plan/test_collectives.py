@@ -1,7 +1,5 @@
 """Planners take predicted collectives wherever they take seconds: equal plans for equal costs, and messages."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Executable pipelines: plans that torch.distributed.pipelining runs, against brute force, and their price."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """Fused pipelines: published instances, brute force on tiny ones, memory limits, properties of all plans, the check."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

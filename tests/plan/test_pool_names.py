@@ -1,7 +1,5 @@
 """A pool may be called like a domain: the text says where it is the name of a pool."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """``plan check`` of RL plans: plans of all kinds pass, and each false figure is found."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lengths, rankers and dispatch: the given recall, the best split, baselines, and true lengths in seven regimes."""
 
-from __future__ import annotations
-
 from statistics import NormalDist
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Generation simulator: against hand calculation and token-by-token references, paused and resumed, compiled or not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """RL plans from a model's configuration: layouts that fit, whole nodes, generation as simulated, measured steps."""
 
-from __future__ import annotations
-
 import math
 import random
 from pathlib import Path

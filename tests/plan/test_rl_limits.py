@@ -1,7 +1,5 @@
 """RL plans of large requests: many units, budgets that hold, and searches that end when they are stopped."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Generation on several unlike pools: divisions and sizes against brute force over all of them."""
 
-from __future__ import annotations
-
 from itertools import permutations, product
 from typing import Any
 

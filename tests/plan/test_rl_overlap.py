@@ -1,7 +1,5 @@
 """Overlap of steps: staleness against an event-by-event simulation, weight transfers against chunks on their links."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

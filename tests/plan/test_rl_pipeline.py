@@ -1,7 +1,5 @@
 """Training by a pipeline schedule: its time by hand, its searched schedule, and its prices."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """RL plans: sizes against plain loops, streaming and migration by hand, requests and their errors."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re

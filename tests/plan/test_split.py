@@ -1,7 +1,5 @@
 """Stage splits equal an exhaustive search, respect memory limits, and are exported for other simulators."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training steps as costs of plans: curves of rl, split and pipeline requests, and RL requests from a configuration."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A field of a prediction is declared once: a class with one more has it in every output."""
 
-from __future__ import annotations
-
 import csv
 import io
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The label and reason of a domain agree at all interfaces: support, single predictions, totals, curves, modules."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

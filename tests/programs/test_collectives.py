@@ -1,7 +1,5 @@
 """Specifications of collectives and of the links that they cross."""
 
-from __future__ import annotations
-
 import pytest
 
 from cdmpp.devices import lookup

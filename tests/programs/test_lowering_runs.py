@@ -1,7 +1,5 @@
 """The lowered operators compute what their names say: compiled by TVM, run here, compared with torch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Operator specifications: reading, checking, naming, identity."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

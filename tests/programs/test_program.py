@@ -1,7 +1,5 @@
 """Tensor programs: their three forms and their identity."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

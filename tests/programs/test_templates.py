@@ -1,7 +1,5 @@
 """The shipped lowered structures: complete, and what TVM makes of the operators now."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Applications with the shipped model, and what the tests of the service share."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

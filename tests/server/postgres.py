@@ -1,7 +1,5 @@
 """A temporary PostgreSQL server for tests, from Debian's binaries; tests are skipped if there are none."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

@@ -1,7 +1,5 @@
 """API keys and rate limits: refusals, and storage of hashes only."""
 
-from __future__ import annotations
-
 import hmac
 import json
 from collections.abc import Iterator

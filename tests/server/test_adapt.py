@@ -1,7 +1,5 @@
 """POST /adapt: the adapted model, its use by /predict, refusals, and persistence."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 The process is stopped by SIGSTOP, so that it never answers, however fast the machine is.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

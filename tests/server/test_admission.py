@@ -1,7 +1,5 @@
 """Order and admission of the queue, with times that the test sets."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

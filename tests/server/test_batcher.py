@@ -1,7 +1,5 @@
 """The queue of the service: each request gets its own answers or its own error, whatever shares its batch."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,5 @@
 """The binary body of /predict: the same figures as JSON gives, and every body that is none refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Limits of connections: number, bytes and time of headers, descriptors; on a service and with a fake clock."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """POST /curve: the figures of :func:`predict_curve`, errors at their points, and an exact schema."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Container and compose files: linting, and consistency with the service, without a container engine."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

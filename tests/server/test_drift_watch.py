@@ -1,7 +1,5 @@
 """When a proposal is started: bounded, at most one for each model and device, from enough observations."""
 
-from __future__ import annotations
-
 from cdmpp.devices import lookup
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.drift import MIN_OBSERVATIONS, DriftWatch

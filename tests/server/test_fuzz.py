@@ -1,7 +1,5 @@
 """A few hundred malformed requests to a real service, and tests of the fuzzing harness."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

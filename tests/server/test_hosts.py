@@ -1,7 +1,5 @@
 """Names under which the service answers, and pages that load nothing from elsewhere."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import socket

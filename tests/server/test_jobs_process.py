@@ -1,7 +1,5 @@
 """Jobs of a service that is killed, and jobs of a service with several workers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests that the service refuses: too large, too slow, wrong media type, too many."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

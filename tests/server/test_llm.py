@@ -1,7 +1,5 @@
 """POST /llm: the estimates of :func:`cdmpp.llm.estimate`, errors by device, and an exact schema."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

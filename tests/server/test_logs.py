@@ -1,7 +1,5 @@
 """Log: one line per request with its id, and one format for all records."""
 
-from __future__ import annotations
-
 import json
 import logging
 import logging.config

@@ -1,7 +1,5 @@
 """Metrics for Prometheus: counts, bounded labels, and aggregation over workers."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from pathlib import Path

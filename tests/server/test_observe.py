@@ -1,7 +1,5 @@
 """POST and GET /observe: storage of observations, errors of items, and running figures."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Running error and drift, compared with figures computed from all observations at once."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """prediction_id: round trip, and refusal of every other text."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

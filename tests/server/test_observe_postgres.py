@@ -1,7 +1,5 @@
 """Several services with one PostgreSQL database, which stops and starts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

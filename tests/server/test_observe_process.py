@@ -1,7 +1,5 @@
 """Observations that a service accepted before it was killed."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor

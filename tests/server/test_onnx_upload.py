@@ -1,7 +1,5 @@
 """``POST /models/predict``: an ONNX file in, the command line's figures out."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

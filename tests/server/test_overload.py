@@ -1,7 +1,5 @@
 """The queue when far more requests arrive than it can answer: a simulated worker in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import json

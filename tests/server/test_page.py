@@ -1,7 +1,5 @@
 """The page in a real browser, on the real service: it shows the values of the API."""
 
-from __future__ import annotations
-
 import csv
 import http.client
 import json

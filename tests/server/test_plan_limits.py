@@ -1,7 +1,5 @@
 """The service limits the size of plan requests by its settings; the library has no such limits."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Endpoints whose work planning processes do: bounds, admission, shares, and the end of work that nobody waits for."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Replay and plans: Python, the command line and HTTP return the same answer; errors name the field."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """POST /predict: answers in order, errors item by item, the same figures as in process."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

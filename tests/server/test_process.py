@@ -1,7 +1,5 @@
 """The service as a process of its own: schemathesis, hostile bodies, the demonstration."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

@@ -1,7 +1,5 @@
 """From observing to adapting: drift starts a job, the job proposes a model, an administrator takes it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path

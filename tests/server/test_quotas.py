@@ -1,7 +1,5 @@
 """Places of one sender: jobs, adapted models, observations and rows of running errors."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Services of one and of several processes: stopping and loading a new model without a failed request."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """The sandbox: equal features, limits, supervision, confinement, and validation of replies."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

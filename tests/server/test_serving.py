@@ -1,7 +1,5 @@
 """Before a service serves: misspelled settings, its address, its warnings, whom it believes."""
 
-from __future__ import annotations
-
 import re
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Max-min fair shares: who holds few places loses none to who holds many."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the service says of itself, how it starts, and what its settings are."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

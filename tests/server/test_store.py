@@ -1,7 +1,5 @@
 """The store on SQLite and PostgreSQL: concurrent writers, limits, and an unavailable database."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

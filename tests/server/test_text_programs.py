@@ -1,7 +1,5 @@
 """An operator as text over HTTP: accepted wherever a program is, as in Python and on the command line."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Python, the command line and HTTP give one answer, to the last digit, each in its own process."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

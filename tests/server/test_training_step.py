@@ -1,7 +1,5 @@
 """POST /training-step: the steps of :func:`cdmpp.llm.training_step`, its errors, and the client's method."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requests whose answers are stored: predictions, replays, and every planner at a fixed number of steps."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Reading, writing and comparing stored answers."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

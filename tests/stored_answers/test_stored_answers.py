@@ -1,7 +1,5 @@
 """A change of structure changes no answer: predictions, replays and plans equal the stored ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

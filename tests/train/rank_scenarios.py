@@ -2,8 +2,6 @@
 process. Each rank writes the losses of its steps to ``FOLDER/rankR.json``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

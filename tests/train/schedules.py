@@ -1,7 +1,5 @@
 """Schedules of made-up tasks, without TVM: a copy of x in two loops, split and annotated in many ways."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

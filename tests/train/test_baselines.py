@@ -1,7 +1,5 @@
 """Baselines: one contract, and each against its definition."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

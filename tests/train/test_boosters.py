@@ -1,7 +1,5 @@
 """Trees that correct a network: fitted to residuals, stored with the model, applied to queries of trained contexts."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An unlabelled target: which rows it has, that their latencies are not read, what the regulariser does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A prepared training: its files, and its steps on a GPU."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The parts of a run: whole tasks, whole networks, nothing of a test network in training."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -5,8 +5,6 @@ relative. The weights agree within 1 % of the largest weight of a tensor: Adam's
 learning rate whatever the size of the gradient, so weights that start at zero feel the rounding most.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

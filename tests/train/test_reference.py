@@ -1,7 +1,5 @@
 """The original as a baseline: its inputs, its terms, and a run on made-up programs."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A whole training run on a small table of synthetic latencies: configuration to model folder to answer."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """PrimFuncs with forbidden behaviour: each takes one float32 vector of 64 and writes another."""
 
-from __future__ import annotations
-
 _HEAD = """
 @T.prim_func
 def main(A: T.Buffer((64,), "float32"), B: T.Buffer((64,), "float32")):

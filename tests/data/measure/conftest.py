@@ -1,7 +1,5 @@
 """A few tiny programs as a collection with lowered networks and sampled schedules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A network for collections."""
 
-from __future__ import annotations
-
 
 def two_layers() -> bytes:
     """An ONNX model that is lowered to two programs."""

@@ -4,8 +4,6 @@
 another result, and ``// large`` finds no memory.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any

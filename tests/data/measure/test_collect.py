@@ -1,7 +1,5 @@
 """A complete collection of tiny programs, with failing programs and killed processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Built programs: their arguments; CUDA programs, built without a GPU, with machine code and without source."""
 
-from __future__ import annotations
-
 import re
 import struct
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The measuring kit from the export to the records, over a stand-in for the CUDA driver."""
 
-from __future__ import annotations
-
 import ast
 import fcntl
 import json

@@ -2,8 +2,6 @@
 is one.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """Worker pools whose workers crash, hang, use too much memory or lose their parent."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Micro-benchmarks of a probe: bounded sizes, derived peak rates, and rejected ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

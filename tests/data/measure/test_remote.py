@@ -1,7 +1,5 @@
 """Measuring through a tracker and two servers on this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -1,7 +1,5 @@
 """Sampled schedules: distinct, reproducible by seed, and extensible."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

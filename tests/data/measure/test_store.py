@@ -1,7 +1,5 @@
 """The collector's file: locking, consistent settings, and recovery."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """Parsing of targets to device, threads, cores and TVM's JSON."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Folders of programs to measure (writing, editing, resumed measuring), and choice of schedules from a pool."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A search proposes schedules of its task and learns from their latencies."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Functions that worker processes of the tests run, including harmful ones."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

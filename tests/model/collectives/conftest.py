@@ -1,7 +1,5 @@
 """A table of collectives in the layout of ``comm_collectives``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Correction of the collectives by a few measurements: ``cdmpp adapt``, and a model of one machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Collectives through Python, the command line and HTTP: the same numbers; tables are evaluated."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

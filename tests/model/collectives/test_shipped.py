@@ -1,7 +1,5 @@
 """The model of collectives that ships with the package: physics, options, domain."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Domain of programs with a GPU schedule: near where training had such programs, out for anything unlike them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

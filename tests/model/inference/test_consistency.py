@@ -1,7 +1,5 @@
 """Predictions of one program agree across protocols and element types, and those that training had stay."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """TVM programs on CPUs are not priced below the rate at which cores issue instructions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Stand-ins and unreleased devices are never in the domain, and the answer says why."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

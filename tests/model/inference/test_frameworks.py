@@ -1,7 +1,5 @@
 """Queries without a framework: their interval covers the frameworks that were measured."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import log
 

@@ -1,7 +1,5 @@
 """Known devices correct predictions for unseen ones, except those of scheduled programs on CPUs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ The cases are drawn with a seed: each device gets some of all pairs of operator 
 several devices. One call predicts all cases of a test. Bytes and ranks of collectives: tests/collectives.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial

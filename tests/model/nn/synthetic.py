@@ -1,7 +1,5 @@
 """Small synthetic inputs: random operators, made-up latencies. Nothing here was measured."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

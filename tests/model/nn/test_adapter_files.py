@@ -1,7 +1,5 @@
 """An adapted model's folder: found with its base, refused without, damaged or in the way."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An answer does not depend on what else was asked: equal to the last digit."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Model folders: round trip, and every way to be damaged."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

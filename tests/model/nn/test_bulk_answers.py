@@ -1,7 +1,5 @@
 """Rows asked as arrays get the figures that they get one by one, to the last digit."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

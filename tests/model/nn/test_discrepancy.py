@@ -1,7 +1,5 @@
 """Discrepancies of two batches against plain numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

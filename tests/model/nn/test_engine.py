@@ -1,7 +1,5 @@
 """The network in ONNX Runtime says what the network in torch says, for every choice of the configuration."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any, get_args

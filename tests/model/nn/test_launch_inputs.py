@@ -1,7 +1,5 @@
 """Occupancy, waves and times of resources, computed by hand from the limits of a V100, an MI50 and a K80."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Times of leaves: they add up, and operators without a schedule have none."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

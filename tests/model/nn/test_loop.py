@@ -1,7 +1,5 @@
 """The training loop on a small synthetic data set."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Losses against plain numpy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The network: masks, orders, quantiles, sizes."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Summary columns of an operator's own fields: types, scales, sizes, loads of experts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

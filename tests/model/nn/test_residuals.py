@@ -1,7 +1,5 @@
 """The residual process against a plain computation, its independence of company, its leave-one-out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

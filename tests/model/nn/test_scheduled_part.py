@@ -1,7 +1,5 @@
 """A model folder with a second model for programs of backend tvm."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

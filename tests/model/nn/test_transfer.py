@@ -1,7 +1,5 @@
 """Weights of a trained network for other columns and devices, and training that starts from them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

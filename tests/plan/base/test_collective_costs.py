@@ -1,7 +1,5 @@
 """Collectives as costs, as parts of programs and curves, and as links whose times are predicted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Costs from predictions: sums, what they are made of, and curves over a batch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from pydantic import ValidationError

@@ -1,7 +1,5 @@
 """Curves of language models in requests: the steps of cdmpp.llm as costs of planners."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Messages about a broken schema point at the value's own fields."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Timelines: bars lie in their rows, texts only where they fit, marks and colours are in the legend."""
 
-from __future__ import annotations
-
 import pytest
 
 from cdmpp.predict.requests import plot

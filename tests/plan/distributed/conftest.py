@@ -1,7 +1,5 @@
 """A real Ray of two workers on this machine, shared by the tests of this folder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Plans searched from several seeds by Ray workers: the best of the seeds' own plans, with its seed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A sweep by two Ray workers has the local results."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

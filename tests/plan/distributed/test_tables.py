@@ -1,7 +1,5 @@
 """Tables predicted by two Ray workers: the local answers in the local order, also when a worker is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 from functools import partial

@@ -5,8 +5,6 @@ schedules of several models one after the other. It prints the last loss and the
 are forked, so torch is imported once; they meet in a file, so no port is chosen.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os

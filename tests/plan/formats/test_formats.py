@@ -1,7 +1,5 @@
 """Formats by planner, their options, and fields that a caller adds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

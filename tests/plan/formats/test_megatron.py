@@ -1,7 +1,5 @@
 """Layouts and arguments of Megatron-LM."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

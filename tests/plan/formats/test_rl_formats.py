@@ -1,7 +1,5 @@
 """Pools of RL plans for veRL, OpenRLHF and Ray, and back."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Launch scripts: what bash would expand, and errors for what only a run would tell."""
 
-from __future__ import annotations
-
 import pytest
 
 from cdmpp.errors import FieldError

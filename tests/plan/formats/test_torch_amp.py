@@ -1,7 +1,5 @@
 """Types of modules from a precision plan, applied to a torch model."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Schedules for torch.distributed.pipelining: run by torch, and read back."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

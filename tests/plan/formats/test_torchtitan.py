@@ -1,7 +1,5 @@
 """Jobs of torchtitan."""
 
-from __future__ import annotations
-
 import tomllib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sweeps: points equal single estimates, goals and prices, the Pareto front, reports and wrong requests."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

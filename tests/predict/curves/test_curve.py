@@ -1,7 +1,5 @@
 """Curves: which programs stand at the points, their sums, the fit, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

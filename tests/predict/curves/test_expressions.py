@@ -1,7 +1,5 @@
 """Sizes as expressions: exact arithmetic, nothing but arithmetic, and errors in words."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

@@ -1,7 +1,5 @@
 """The monotone fit against references: sorted by hand, scikit-learn's, and the optimality conditions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """``predict_module``: totals, phases, tables, several devices."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Kernels with work that their program does not have."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Prediction of a table in slices."""
 
-from __future__ import annotations
-
 import tracemalloc
 from pathlib import Path
 

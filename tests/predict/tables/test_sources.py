@@ -1,7 +1,5 @@
 """Tables are read in slices that can be read in any order and together have every row once."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small ONNX models for the tests, built with onnx.helper."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

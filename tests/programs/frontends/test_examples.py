@@ -1,7 +1,5 @@
 """The shipped example models: valid ONNX, and the programs of the networks that they stand for."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 

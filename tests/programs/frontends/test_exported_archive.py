@@ -1,7 +1,5 @@
 """Exported torch programs never run code of their file, in either archive format of torch."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """One function for everything that a user may name; MetaSchedule databases written by TVM's own classes."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

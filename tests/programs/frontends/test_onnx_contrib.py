@@ -1,7 +1,5 @@
 """ONNX Runtime's fused operators: the programs of their standard equivalents, and shapes behind them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Reading ONNX bytes: dynamic dimensions, damaged files, hostile graphs; bounded folding of constants."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from pathlib import Path

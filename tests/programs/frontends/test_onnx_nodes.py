@@ -1,7 +1,5 @@
 """One ONNX node at a time: which specification it becomes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Groups of ONNX nodes that are launched as one kernel."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Products of quantised tensors in ONNX models."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

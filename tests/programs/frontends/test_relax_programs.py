@@ -1,7 +1,5 @@
 """ONNX through Relax: fused PrimFuncs, with counts, edges and what is left over."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Networks, files and objects as tuning tasks."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

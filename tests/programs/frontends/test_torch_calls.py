@@ -1,7 +1,5 @@
 """Calls whose sizes are values, experts in loops, and a program or a reason for every call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Torch modules as programs, in inference and training."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """TVMScript: what is let through, and that nothing else is."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """All networks lowered once for all tests of this folder: some twenty seconds of CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

@@ -1,7 +1,5 @@
 """The rows of the coverage table of docs/networks.md; test_lowering.py compares the table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

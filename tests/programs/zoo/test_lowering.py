@@ -1,7 +1,5 @@
 """Every network lowers to distinct tasks with nothing left over."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

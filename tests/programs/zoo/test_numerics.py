@@ -1,7 +1,5 @@
 """Lowered networks compute what torch computes: TVM's virtual machine runs their fused programs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

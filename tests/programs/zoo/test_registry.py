@@ -1,7 +1,5 @@
 """Networks by name: parameters, seeds, errors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

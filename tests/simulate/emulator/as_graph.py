@@ -1,7 +1,5 @@
 """Steps simulated without a cache, and as graphs for the replay engine."""
 
-from __future__ import annotations
-
 from cdmpp.simulate.emulator import Emulator
 from cdmpp.simulate.emulator.stages import Floats
 from cdmpp.simulate.emulator.structure import Structure

@@ -1,7 +1,5 @@
 """The emulator against hand-made steps, the replay engine, and itself without reuse."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Orders of published schedules: their published bubbles, and PyTorch's orders."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

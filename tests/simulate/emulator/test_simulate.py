@@ -1,7 +1,5 @@
 """Simulate requests: plans, refused requests, plots and text."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import pairwise

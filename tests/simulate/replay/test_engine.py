@@ -1,7 +1,5 @@
 """The replay engine against hand-computed graphs, its bounds, and a slow simulation without a heap."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Models as replay requests: names, programs and devices that need care."""
 
-from __future__ import annotations
-
 import pytest
 
 from cdmpp.errors import FieldError, UnsupportedOperatorError

@@ -1,7 +1,5 @@
 """Transfer times: against the formulae of docs/replay.md, written out."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

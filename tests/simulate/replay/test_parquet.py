@@ -1,7 +1,5 @@
 """Requests as Parquet files: the same answers as from JSON, and errors that name the row and the column."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

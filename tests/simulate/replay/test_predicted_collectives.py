@@ -1,7 +1,5 @@
 """Replay nodes whose cost is a predicted collective: on one device, or between named devices of the graph."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

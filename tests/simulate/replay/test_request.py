@@ -1,7 +1,5 @@
 """Replay requests: hand-computed plans, predicted nodes, intervals, what-ifs, and refused requests."""
 
-from __future__ import annotations
-
 import gc
 import json
 import pickle

@@ -1,7 +1,5 @@
 """How sampled errors hang together."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

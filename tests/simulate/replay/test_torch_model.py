@@ -1,7 +1,5 @@
 """Torch modules as layers of data-parallel training."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

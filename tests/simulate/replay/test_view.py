@@ -1,7 +1,5 @@
 """Plots of replays: bars are the nodes of the timeline; the title says where nodes are left out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A small model with random weights and made-up measurements of a device that it never saw."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

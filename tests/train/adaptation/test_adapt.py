@@ -1,7 +1,5 @@
 """Adapting: what is gained, what stays as it was, what is refused and what is warned of."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The last change of a device, found in the ratios of its measurements."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

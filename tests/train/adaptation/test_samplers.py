@@ -1,7 +1,5 @@
 """Samplers: one contract for all, and what each promises beyond it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

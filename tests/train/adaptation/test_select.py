@@ -1,7 +1,5 @@
 """Choosing what to measure: within the device's means, and with an honest estimate of the time."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Small tables in the public layouts and as project records, written by the tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

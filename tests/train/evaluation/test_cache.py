@@ -1,7 +1,5 @@
 """The feature cache: what goes in comes out, and nothing that is wrong with it matters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

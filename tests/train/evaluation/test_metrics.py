@@ -1,7 +1,5 @@
 """Metrics against plain definitions, and against scipy."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

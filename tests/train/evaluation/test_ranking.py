@@ -1,7 +1,5 @@
 """Order within tasks: against a count by hand and scipy's tau."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.stats import kendalltau

@@ -1,7 +1,5 @@
 """Evaluation of tables: the predictor's own figures, every row accounted for, no forbidden inputs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
