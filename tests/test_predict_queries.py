@@ -63,12 +63,6 @@ def test_an_operator_that_cannot_be_encoded_spoils_no_other(
     assert bad in {answer.program_hash for answer in got if answer.error}
 
 
-def test_one_query_many_times_is_one_answer(predictor: LatencyPredictor) -> None:
-    [query] = queries(1)
-    answers = LatencyPredictor(predictor.artifact).predict_queries([query] * 5)
-    assert answers == [answers[0]] * 5 and answers[0].error is None
-
-
 def test_devices_of_equal_figures_keep_their_names(predictor: LatencyPredictor) -> None:
     fields = lookup("t4").model_dump() | {"aliases": ()}
     program = TensorProgram.from_operator("softmax:rows=128,cols=256")

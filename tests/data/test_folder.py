@@ -116,15 +116,6 @@ def test_a_folder_is_read_as_its_file(folder: Path, tmp_path: Path) -> None:
         import_table(folder, folder / "records.parquet")
 
 
-def test_public_tables_have_the_same_keys(columns_of, save) -> None:
-    summary = info(save(columns_of("aiconfigurator_gemm")))
-    assert (summary["networks"], summary["tasks"], summary["failed"], summary["flagged"]) == ([], 0, 0, 0)
-    assert summary["noise_floor"] is None
-    assert summary["records"] == summary["rows"]
-    assert summary["duplicates"] == 0
-    assert summary["devices"] == sorted(summary["device"])
-
-
 def test_rows_without_a_program_are_no_duplicates() -> None:
     rows = [Measurement("", "operator", "t4", 1e-3) for _ in range(3)]
     assert count_duplicates(from_measurements(rows)) == 0

@@ -66,13 +66,6 @@ def test_optional_columns_are_never_read(layout):
     assert not importer.columns() & forbidden
 
 
-def test_exactly_one_importer_recognises_each_layout(layout):
-    name, needed, optional = layout
-    for columns in (needed, needed | optional):
-        assert [i.name for i in IMPORTERS if i.matches(columns)] == [reader(name).name]
-        assert detect(columns) is reader(name)
-
-
 def parts(columns):
     """For each operator of a table, its rows without the columns that are empty in them."""
     for op in sorted(set(columns["op"])):

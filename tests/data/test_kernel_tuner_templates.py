@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cdmpp.data.importers.kernel_tuner import convolution, gemm, loops
-from cdmpp.data.importers.kernel_tuner.template import Builder, LaunchShape
+from cdmpp.data.importers.kernel_tuner.template import Builder
 from cdmpp.features.ast import OPERATIONS, CompactAST, Leaf
 from cdmpp.features.walk import build_ast
 from cdmpp.programs.frontends.tir import programs_from_tir
@@ -25,19 +25,6 @@ CONVOLUTION = {
     **{"block_size_x": 48, "block_size_y": 2, "tile_size_x": 2, "tile_size_y": 3, "filter_height": 15},
     **{"filter_width": 15, "use_shmem": 1, "use_padding": 1, "read_only": 0, "use_cmem": 1},
 }
-
-
-def test_launch_of_gemm() -> None:
-    assert gemm.launch(GEMM) == LaunchShape((64, 128, 1), (16, 8, 1), 32 * 64 * 4)
-    assert gemm.launch({**GEMM, "SB": 1}).shared_bytes == 32 * (64 + 32) * 4
-
-
-def test_launch_of_convolution() -> None:
-    # 20 x 110 inputs; rows of 48 threads would conflict, and 2 columns of padding bring the next row to bank 16.
-    assert convolution.padding_columns(CONVOLUTION) == 2
-    assert convolution.launch(CONVOLUTION) == LaunchShape((43, 683, 1), (48, 2, 1), 20 * 112 * 4)
-    assert convolution.launch({**CONVOLUTION, "use_padding": 0}).shared_bytes == 20 * 110 * 4
-    assert convolution.launch({**CONVOLUTION, "use_shmem": 0}).shared_bytes == 0
 
 
 @pytest.mark.parametrize("width", [16, 48, 80, 96])

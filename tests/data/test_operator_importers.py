@@ -218,12 +218,6 @@ def test_split_depends_on_sizes_alone(name, columns_of, save):
         assert len(set(parts.tolist())) == 1
 
 
-def test_bfloat16_and_quantised_layers_of_equal_sizes_share_a_part(columns_of, save):
-    columns = columns_of("aiconfigurator_gemm_quantised")
-    columns["dtype"][0] = "bfloat16"
-    assert len(set(split_by_shape(load_table(save(columns))).tolist())) == 1
-
-
 def test_sources_that_share_a_layout_are_told_apart_in_a_folder(columns_of, save, tmp_path):
     save(columns_of("aiconfigurator_gemm"), "a.parquet")
     save(columns_of("aiconfigurator_gemm_quantised"), "b.parquet")

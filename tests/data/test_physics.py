@@ -172,13 +172,6 @@ def test_latent_attention_reads_the_cache_once_in_its_type():
     assert whole == (flops + 2 * 2 * weights, 2 * 2 * 100 * 576 + weights + 2 * 2 * 2 * 7168)
 
 
-def test_work_of_latent_attention_by_hand():
-    sizes = {"batch": 2, "past_len": 9, "heads": 4, "latent": 8, "rope": 2, "nope": 3, "v_dim": 5}
-    flops, moved = counted("mla_decode", "bfloat16", {"kv_dtype": "float8_e4m3"}, **sizes)
-    assert flops == 2 * 2 * 4 * 10 * (8 + 2 + 8)
-    assert moved == 2 * 4 * (2 * 10 + 2 * 8) + 2 * 10 * 10
-
-
 @pytest.mark.parametrize(
     ("device", "latency_us", "host"),
     [

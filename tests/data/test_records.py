@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdmpp.data.device_specs import spec_text
-from cdmpp.data.labels import Labels
 from cdmpp.data.load import import_table, load_table
 from cdmpp.data.records import (
     COLUMNS,
@@ -329,18 +328,6 @@ def test_info_is_json(columns_of, save, tmp_path):
     assert info(empty)["latency_s"] == {"min": None, "median": None, "max": None}
 
 
-def test_labels():
-    labels = Labels.of(["a", "b", "a", ""])
-    assert labels.array().tolist() == ["a", "b", "a", ""]
-    assert labels.is_("a").tolist() == [True, False, True, False]
-    assert labels.is_("z").tolist() == [False] * 4
-    assert labels.map(str.upper).counts() == {"A": 2, "B": 1, "": 1}
-    assert labels.map(lambda _: "x").names == ("x",)
-    assert Labels.concat([labels, Labels.constant("c", 2)]).array().tolist() == ["a", "b", "a", "", "c", "c"]
-    assert labels.take(labels.is_("b")).used() == ("b",)
-    assert labels[1] == "b"
-
-
 @pytest.mark.slow
 def test_programs_of_a_task_are_stored_together_in_any_row_order(tmp_path):
     rng = np.random.default_rng(1)
@@ -515,10 +502,3 @@ def test_columns_that_make_no_sense(columns_of, save):
     columns["m"] = [[1], [2], [3]]
     with pytest.raises(DataError, match="neither text nor numbers"):
         load_table(save(columns))
-
-
-def test_missing_file_and_folder(tmp_path):
-    for path in (tmp_path / "absent.parquet", tmp_path):
-        with pytest.raises(DataError) as caught:
-            load_table(path)
-        assert str(path) in caught.value.message

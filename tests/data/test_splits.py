@@ -17,13 +17,11 @@ from cdmpp.data.splits import (
     assert_disjoint,
     assert_tasks_apart,
     device_group,
-    network_names,
     network_parts,
     networks_of,
     shape_hash,
     split_by_device,
     split_by_shape,
-    without_sizes,
 )
 from cdmpp.data.table import MeasurementTable, concat, make_block
 from cdmpp.devices import known
@@ -161,15 +159,6 @@ def cells_in(table: MeasurementTable, parts: np.ndarray, *wanted: int) -> set[st
     """Network names of the programs in some parts."""
     found = [";".join(sorted(names)) for names in networks_of(table)]
     return {cell for cell, part in zip(found, parts.tolist(), strict=True) if part in wanted}
-
-
-def test_names(table: MeasurementTable) -> None:
-    assert network_names(table) == ["bert", "net.onnx:batch=1", "vgg11", "vit", "vit:image=32"]
-    assert [without_sizes(name) for name in ("vit", "vit:image=32,batch=2", "net.onnx:n=1")] == [
-        "vit",
-        "vit",
-        "net.onnx",
-    ]
 
 
 def test_a_network_is_held_out_whole(table: MeasurementTable) -> None:

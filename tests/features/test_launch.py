@@ -16,7 +16,6 @@ from tvm import s_tir  # noqa: E402
 
 from cdmpp.data.importers.ansor import ansor_program  # noqa: E402
 from cdmpp.features import launch_summary  # noqa: E402
-from cdmpp.programs.program import TensorProgram  # noqa: E402
 
 PASSES = (
     "LowerInitBlock",
@@ -26,10 +25,6 @@ PASSES = (
     "LowerOpaqueBlock",
     "FlattenBuffer",
 )
-
-
-def program_of(module: Any) -> TensorProgram:
-    return TensorProgram.from_tvm_json(tvm.ir.save_json(module))
 
 
 def lowered(module: Any) -> Any:

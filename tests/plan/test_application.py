@@ -247,18 +247,6 @@ def one_engine_cases(seed: int, count: int, requests: tuple[int, int], most_prim
     return cases
 
 
-def test_engine_waits_for_a_larger_batch_where_that_is_better() -> None:
-    # Alone 10 s each: the second request waits until 10 and ends at 20. Together they start at 1 and end at 11.
-    app = Application((engine("e", 10, 0),), (Primitive("a", 0, 1, ()),))
-    result = PolicySearch(app, app, [0.0, 1.0], SearchControl(60)).run()
-    assert [(b.start_s, b.end_s, len(b.members)) for b in result.known.run.batches] == [(1.0, 11.0, 2)]
-    assert result.known.run.mean_s == 10.5 < result.baselines["first_come"].mean_s == 14.5
-    assert "wait" in result.known.name
-    # What the plan says is what the replay of its batches takes.
-    timeline = replay(replay_graph(result.known.app, result.known.run, [0.0, 1.0]))
-    assert timeline.makespan_s == result.known.run.makespan_s
-
-
 @pytest.mark.parametrize(("requests", "most_primitives", "count"), [((3, 6), 1, 60), ((3, 4), 2, 20)])
 def test_one_engine_is_planned_to_the_optimum(requests: tuple[int, int], most_primitives: int, count: int) -> None:
     for app, arrivals_s in one_engine_cases(3, count, requests, most_primitives):

@@ -77,14 +77,6 @@ def test_published_instances_are_solved_to_the_bound(instance: int) -> None:
     FusedPlan.model_validate(plan)
 
 
-def test_rank_of_follows_direction_and_replica() -> None:
-    problem = FusedProblem(6, (Model(3, 1, 1, 1, "down"), Model(2, 1, 1, 1, "up")))
-    assert [problem.rank_of(problem.models[0], c, s) for c in (0, 1) for s in range(3)] == [0, 1, 2, 3, 4, 5]
-    assert [problem.rank_of(problem.models[1], c, s) for c in range(3) for s in (0, 1)] == [5, 4, 3, 2, 1, 0]
-    tasks = problem.tasks
-    assert tasks.rank[(tasks.model == 1) & (tasks.stage == 0)].tolist() == [5, 5, 3, 3, 1, 1]
-
-
 @st.composite
 def tiny(draw: st.DrawFn) -> FusedProblem:
     ranks = draw(st.integers(1, 3))
@@ -278,13 +270,6 @@ def test_progress_reports_better_and_better_plans() -> None:
     assert reports[-1].answer is not None and reports[-1].answer() == plan
 
 
-def test_stopped_search_returns_its_best_plan() -> None:
-    control = SearchControl(60)
-    control.stop()
-    request = FusedRequest.model_validate(published(4))
-    assert check(request, request.solve(control).model_dump()) == []
-
-
 @pytest.mark.skipif(not COMPILED, reason="numba is not installed")
 def test_compiled_and_interpreted_list_schedules_are_equal() -> None:
     problem = FusedRequest.model_validate(published(2)).problem()
@@ -301,19 +286,6 @@ def test_compiled_and_interpreted_list_schedules_are_equal() -> None:
             )
             results.append((makespan, start.tolist(), peak.tolist()))
         assert results[0] == results[1]
-
-
-def test_predecessors_run_down_the_stages_and_back() -> None:
-    tasks = FusedProblem(2, (Model(2, 1, 1, 1),)).tasks
-    chain = [int(np.flatnonzero(~tasks.forward & (tasks.stage == 0))[0])]
-    while (earlier := int(tasks.earlier()[chain[-1]])) >= 0:
-        chain.append(earlier)
-    assert [(bool(tasks.forward[n]), int(tasks.stage[n])) for n in chain] == [
-        (False, 0),
-        (False, 1),
-        (True, 1),
-        (True, 0),
-    ]
 
 
 def test_activations_in_bytes_are_limited_by_the_memory_that_the_weights_leave() -> None:

@@ -22,7 +22,7 @@ from cdmpp.plan.rl.migration import MigrationLink, fewest_instances, inference_a
 from cdmpp.plan.rl.problem import RlProblem, token_table
 from cdmpp.plan.rl.schema import RlPlan, RlRequest
 from cdmpp.plan.rl.size_search import candidate_sizes, pareto_front
-from cdmpp.plan.rl.sizes import Pool, PoolSizes, SizingProblem, coarse_to_fine
+from cdmpp.plan.rl.sizes import Pool, PoolSizes, SizingProblem
 from cdmpp.plan.rl.solver import draw, search
 from cdmpp.plan.rl.training import Mode, ReadyTimes, TrainingCost
 from cdmpp.predict.predictor import LatencyPredictor
@@ -238,11 +238,6 @@ def test_layout_any_gives_the_better_layout_with_migration(inference: float) -> 
     assert not separate.training.shared
     # Chosen on the search steps, evaluated on the held-out steps.
     assert chosen.step_s <= 1.02 * min(shared.step_s, separate.step_s)
-
-
-def test_coarse_to_fine_yields_each_size_once() -> None:
-    for most in (1, 2, 3, 7, 64):
-        assert sorted(coarse_to_fine(most)) == list(range(1, most + 1))
 
 
 def test_pareto_front_has_all_sizes_that_are_not_dominated() -> None:

@@ -140,21 +140,6 @@ async def test_long_request_does_not_block_short_ones() -> None:
         assert [len(batch) for batch in recorder.batches].count(8) >= 7
 
 
-async def test_request_that_would_exceed_its_deadline_is_refused_at_once() -> None:
-    async with running(max_queued_rows=1000) as batcher:
-        recorder, first = await held(batcher, range(1, 400))
-        # Before any batch is measured a row counts as a millisecond: the 391 rows that wait take 0.4 s.
-        with batcher.admitted(20, 20, Deadline(PATIENCE_S)):
-            assert batcher.queued_rows == 391 + 20
-        with pytest.raises(ProblemError) as refused, batcher.admitted(20, 20, Deadline(0.5)):
-            pass
-        assert (refused.value.status, refused.value.problem.code) == (503, "overloaded")
-        assert refused.value.headers["retry-after"] == "1"
-        assert batcher.queued_rows == 391
-        recorder.go.set()
-        assert len(await first) == 399
-
-
 async def test_full_queue_refuses_requests_with_retry_after() -> None:
     async with running(max_queued_rows=20) as batcher:
         # An empty queue accepts a request of any size.
@@ -207,15 +192,6 @@ async def test_answers_of_finished_batches_are_reported_even_if_the_request_time
         assert refused.value.status == 504
         assert batches == [(0, [q.program.name for q in queries[:8]])]
         recorder.go.set()
-
-
-async def test_request_whose_deadline_has_passed_is_not_queued() -> None:
-    async with running() as batcher:
-        recorder = Recorder()
-        with pytest.raises(ProblemError) as refused:
-            await batcher.ask(recorder, [query(1)], LEVELS, Deadline(-1))
-        assert refused.value.status == 504
-        assert not recorder.batches
 
 
 async def test_exception_reaches_only_the_request_that_caused_it() -> None:

@@ -174,12 +174,6 @@ def test_leases_do_not_depend_on_the_clock_of_the_worker(
     assert queue.take("right clock").id == id
 
 
-def test_jobs_submitted_in_one_moment_are_taken_in_order(store: ObservationStore) -> None:
-    queue = job_store(store)
-    ids = [queue.add("a", b"", b"", 1.0) for _ in range(8)]
-    assert [leased.id for _ in ids if (leased := queue.take("worker"))] == ids
-
-
 def test_open_and_finished_jobs_are_limited(store: ObservationStore) -> None:
     queue = job_store(store, max_jobs=3, max_kept=2)
     ids = [queue.add("a", b"", b"", 1.0) for _ in range(3)]

@@ -234,7 +234,6 @@ def changed(kind: str, **fields: Any) -> dict[str, Any]:
     return {**json.loads((EXAMPLES / f"{kind}.json").read_text()), **fields}
 
 
-WORK = {"compress_s_per_byte": 1e-9, "decompress_s_per_byte": 1e-10}
 COMPRESSOR = {"name": "c", "ratio": 0.1}
 TENSOR = {"name": "t", "bytes": 1e6, "backward": 1e-3}
 PASSES = {"forward_s": 1e-3, "backward_s": 1e-3}

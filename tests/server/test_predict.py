@@ -161,12 +161,6 @@ def test_past_the_clients_deadline_it_is_refused(client: TestClient) -> None:
     assert client.post("/predict", json=body, headers={"x-request-timeout-s": "60"}).status_code == 200
 
 
-def test_the_company_does_not_matter(ask) -> None:
-    alone = ask([GOOD]).json()["results"][0]
-    crowd = [{"program": {**LINEAR, "m": m, "n": n}, "device": "v100-pcie-32gb"} for m in (3, 5) for n in (7, 9)]
-    assert ask([*crowd, GOOD, *crowd]).json()["results"][4]["latency_s"] == alone["latency_s"]
-
-
 @pytest.mark.parametrize("what", BAD_ITEMS)
 def test_a_bad_item_leaves_the_others_alone(what: str, ask) -> None:
     item, code = BAD_ITEMS[what]

@@ -135,12 +135,6 @@ def test_total_size_of_programs_is_bounded(database: str) -> None:
     assert 50 <= len(kept) <= 100 + 256 + 100
 
 
-def test_ten_thousand_observations_are_one_transaction(store: ObservationStore, database: str) -> None:
-    ids = [row.id for row in store.add([observation(1e-4, f"d{n % 40}", n=n) for n in range(10_000)])]
-    assert len(set(ids)) == 10_000 == len(stored(database))
-    assert sum(s.figures.count for s in store.summaries()) == 10_000
-
-
 def test_other_schema_version_is_refused(database: str) -> None:
     first = ObservationStore(database)
     first.add([observation(1e-4)])

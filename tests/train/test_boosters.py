@@ -65,13 +65,6 @@ def test_trees_lower_the_error_of_held_out_rows_and_scale_the_quantiles() -> Non
     assert np.abs(boosted(replace(trees, reach=0.05), columns).point).max() == 0.05
 
 
-def test_correction_does_not_depend_on_the_batch() -> None:
-    trees, columns, _ = fitted()
-    whole = boosted(trees, columns).point
-    alone = np.concatenate([boosted(trees, columns[i : i + 1]).point for i in range(200)])
-    assert np.array_equal(whole[:200], alone)
-
-
 def test_no_trees_where_the_residual_is_noise() -> None:
     rng = np.random.default_rng(0)
     columns, held = rng.normal(size=(2, 2000, COLUMNS)).astype(np.float32)

@@ -68,19 +68,6 @@ def answers(predictor: LatencyPredictor) -> dict[tuple[int, str, str], Predictio
     return dict(zip(asked, ask(predictor, list(asked.values())), strict=True))
 
 
-def test_kernel_is_not_longer_than_graph_and_graph_not_longer_than_eager(
-    answers: dict[tuple[int, str, str], Prediction],
-) -> None:
-    for i, cell in enumerate(cells()):
-        for dtype in DTYPES:
-            kernel, graph, eager = (answers[i, dtype, protocol] for protocol in PROTOCOLS)
-            for figure in ("latency_s", "lower_s", "upper_s"):
-                values = [getattr(p, figure) for p in (kernel, graph, eager)]
-                assert values == sorted(values), (cell, dtype, figure, values)
-            for level in kernel.quantiles:
-                assert kernel.quantiles[level] <= graph.quantiles[level] <= eager.quantiles[level], (cell, dtype)
-
-
 def test_int8_is_not_slower_than_16_bit_types_where_its_peak_is_higher(
     predictor: LatencyPredictor, answers: dict[tuple[int, str, str], Prediction]
 ) -> None:

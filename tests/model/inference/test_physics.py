@@ -229,6 +229,8 @@ def test_kernel_is_not_longer_than_graph_and_graph_not_longer_than_eager(predict
         for figure in ("latency_s", "lower_s", "upper_s"):
             values = [getattr(prediction, figure) for prediction in row]
             assert values == sorted(values), (case, figure)
+        levels = [list(prediction.quantiles.values()) for prediction in row]
+        assert (np.diff(levels, axis=0) >= 0).all(), case
 
 
 def test_predictions_are_positive_and_inside_their_interval_on_every_device(predictor: LatencyPredictor) -> None:

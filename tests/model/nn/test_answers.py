@@ -78,10 +78,3 @@ def test_memory_changes_nothing(folder: Path) -> None:
         assert answer.lower_s is not None
         assert answer.upper_s is not None
         assert answer.lower_s <= answer.quantiles["0.05"] < answer.quantiles["0.95"] <= answer.upper_s
-
-
-def test_the_shipped_model_too(predictor: LatencyPredictor) -> None:
-    batch = queries(CHUNK_ROWS + 3)
-    together = LatencyPredictor(predictor.artifact).predict_queries(batch)
-    lonely = LatencyPredictor(predictor.artifact)
-    assert [lonely.predict_queries([q])[0] for q in batch] == together

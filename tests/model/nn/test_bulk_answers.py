@@ -79,15 +79,6 @@ def test_arrays_and_queries_get_the_same_figures(predictor: LatencyPredictor) ->
     assert_same(predictor, queries, answers)
 
 
-def test_a_row_does_not_depend_on_its_company(predictor: LatencyPredictor) -> None:
-    rows = as_features(predictor, asked())
-    together = predictor.predict_features(rows)
-    shuffled = np.random.default_rng(1).permutation(len(rows))[:17]
-    apart = predictor.predict_features(rows.take(shuffled))
-    np.testing.assert_array_equal(apart.quantiles, together.quantiles[shuffled])
-    np.testing.assert_array_equal(apart.latency_s, together.latency_s[shuffled])
-
-
 def test_programs_given_as_tir(predictor: LatencyPredictor) -> None:
     texts = (json.dumps(concrete(f"linear:m={m},n=8,k=16")) for m in (4, 5, 6))
     programs = [TensorProgram.from_tvm_json(text) for text in texts]

@@ -86,18 +86,6 @@ def test_leave_one_out_is_a_fit_without_the_row() -> None:
         assert variance[row] == pytest.approx(spread[0] + settings.noise**2, abs=1e-9)
 
 
-def test_a_prediction_does_not_depend_on_the_other_rows() -> None:
-    process = ResidualProcess.fit(features(37), np.random.default_rng(5).normal(0, 0.2, 37))
-    queries = features(50, 6)
-    together = process.mean_and_variance(queries, one_by_one=True)
-    for row in range(50):
-        alone = process.mean_and_variance(queries.take(np.array([row])), one_by_one=True)
-        assert (alone[0][0], alone[1][0]) == (together[0][row], together[1][row])
-    many = process.mean_and_variance(queries)
-    assert many[0] == pytest.approx(together[0], abs=1e-12)
-    assert many[1] == pytest.approx(together[1], abs=1e-10)
-
-
 def test_an_outlier_is_clipped_and_a_constant_is_learned() -> None:
     known = features(40)
     residual = np.full(40, 0.3)

@@ -8,7 +8,7 @@ from cdmpp.errors import FieldError
 from cdmpp.plan.base.batch_curve import BatchCurve, interpolate
 from cdmpp.plan.base.solve import predict_prices, read_request
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp.predict.requests.pricing import Cost, PredictedCost, cost_of, fill
+from cdmpp.predict.requests.pricing import PredictedCost, cost_of, fill
 
 LINEAR = {"operator": "linear", "m": 64, "n": 256, "k": 128}
 SOFTMAX = {"operator": "softmax", "rows": 64, "cols": 256}
@@ -29,10 +29,6 @@ def test_a_predicted_cost_is_the_sum_of_its_programs(predictor: LatencyPredictor
     assert [part.count for part in cost.parts] == [3, 1]
     share = 100 * 3 * linear.latency_s / cost.latency_s
     assert f"linear:dtype=float32,m=64,n=256,k=128 {share:.0f} %" in cost.largest()
-
-
-def test_given_cost_is_its_own_bound() -> None:
-    assert cost_of(0.5) == cost_of(None, 0.5) == Cost(0.5, 0.5, 0.5)
 
 
 def test_a_curve_from_programs_is_priced_at_each_size(predictor: LatencyPredictor) -> None:

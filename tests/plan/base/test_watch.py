@@ -10,11 +10,6 @@ def test_a_watch_without_budget_does_not_expire_and_stops_when_asked() -> None:
     assert watch.left_s == 0
 
 
-def test_a_spent_budget_is_expired() -> None:
-    assert SearchControl(1e-9).expired
-    assert not SearchControl(1000).expired
-
-
 def test_the_listener_hears_of_the_best_so_far() -> None:
     heard: list[Progress] = []
     watch = SearchControl(1000, heard.append, every_s=0)

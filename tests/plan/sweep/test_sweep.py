@@ -92,11 +92,13 @@ def test_files_have_all_points(answer: dict[str, Any]) -> None:
     rows = list(csv.DictReader((folder / "out.csv").open()))
     assert rows == [{k: "" if v is None else str(v) for k, v in point.items()} for point in answer["points"]]
     assert (folder / "front.png").read_bytes().startswith(b"\x89PNG")
-    path = write(folder)
+    # The same points in the other formats, of one device.
+    path = write(folder, SWEEP.replace('"h100-sxm", "l4"', '"h100-sxm"').replace(", l4 = 0.5", ""))
     for name in ("out.parquet", "out.json"):
         assert CliRunner().invoke(app, ["sweep", str(path), "--out", str(folder / name)]).exit_code == 0
-    assert pq.read_table(folder / "out.parquet").to_pylist() == answer["points"]
-    assert json.loads((folder / "out.json").read_text())["points"] == answer["points"]
+    points = json.loads((folder / "out.json").read_text())["points"]
+    assert pq.read_table(folder / "out.parquet").to_pylist() == points
+    assert [p | {"pareto": None} for p in points] == [p | {"pareto": None} for p in answer["points"][: len(points)]]
 
 
 def test_text_lists_front_and_infeasible_points(answer: dict[str, Any], tmp_path: Path) -> None:
@@ -133,14 +135,14 @@ config = "{config}"
 devices = ["h100-sxm", "l4", "t4"]
 tp = [1, 2]
 batch = [64, 1]
-output = 64
+output = 16
 price_per_gpu_hour = {{ h100-sxm = 3.0, l4 = 0.5, t4 = 0.3 }}
 [load]
-count = 100
+count = 40
 [goals]
 ttft_s = 0.15
 tpot_s = 0.04
-price_per_million_tokens = 1.0
+price_per_million_tokens = 1.6
 """
 
     def points(text: str) -> list[dict[str, Any]]:
@@ -154,16 +156,16 @@ price_per_million_tokens = 1.0
     # A batch of 64 misses the first token's goal on each device; requests that come one by one do not.
     for small, large in zip(whole[::2], whole[1::2], strict=True):
         assert {**small, "batch": 1} == {**large, "batch": 1}
-    options: dict[str, Any] = {"output": 64, "ttft_s": 0.15, "tpot_s": 0.04, "count": 100, "predictor": predictor}
+    options: dict[str, Any] = {"output": 16, "ttft_s": 0.15, "tpot_s": 0.04, "count": 40, "predictor": predictor}
     met = [p for p in whole if p["goodput_requests_per_s"]]
     for point in met:
         limit = goodput(CONFIG, point["device"], tp=point["tp"], **options)
-        dollars = point["price_per_hour"] / 3600 / (limit.requests_per_s * 64) * 1e6
+        dollars = point["price_per_hour"] / 3600 / (limit.requests_per_s * 16) * 1e6
         assert point["price_per_million_tokens"] == point["goodput_price_per_million_tokens"] == pytest.approx(dollars)
-        assert point["throughput_tokens_per_s"] == limit.requests_per_s * 64
+        assert point["throughput_tokens_per_s"] == limit.requests_per_s * 16
         assert point["ttft_s"] == limit.result.percentile("ttft_s", 90) <= 0.15
         assert point["tpot_s"] == limit.result.percentile("tpot_s", 90) <= 0.04
-        assert point["status"] == ("met" if dollars <= 1.0 else "missed"), point["reason"]
+        assert point["status"] == ("met" if dollars <= 1.6 else "missed"), point["reason"]
     best = {(p["price_per_million_tokens"], p["tpot_s"]) for p in met if p["status"] == "met"}
     front = {x for x in best if not any(o != x and o[0] <= x[0] and o[1] <= x[1] for o in best)}
     assert {(p["price_per_million_tokens"], p["tpot_s"]) for p in whole if p["pareto"]} == front

@@ -155,12 +155,6 @@ def one_queue() -> st.SearchStrategy[Graph]:
 
 
 @settings(max_examples=25, deadline=None)
-@given(one_queue())
-def test_one_queue_is_the_sum(graph: Graph) -> None:
-    assert replay(graph).makespan_s == sum(n.duration_s for n in graph.nodes)
-
-
-@settings(max_examples=25, deadline=None)
 @given(graphs(parallel=True))
 def test_parallel_devices_take_the_longest_path(graph: Graph) -> None:
     longest: dict[str, float] = {}
