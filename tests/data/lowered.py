@@ -8,14 +8,8 @@ from cdmpp.data.importers.kernel_tuner.template import LaunchShape
 
 #: TVM's default lowering of scheduled TensorIR, up to the program without blocks (tvm.s_tir.pipeline, 0.27).
 _PASSES = (
-    "CanonicalizeLoop",
-    "LowerInitBlock",
-    "PlanAndUpdateBufferAllocationLocation",
-    "ConvertBlocksToOpaque",
-    "LiftThreadBinding",
-    "CompactBufferAllocation",
-    "UnifyThreadBinding",
-    "LowerOpaqueBlock",
+    *("CanonicalizeLoop", "LowerInitBlock", "PlanAndUpdateBufferAllocationLocation", "ConvertBlocksToOpaque"),
+    *("LiftThreadBinding", "CompactBufferAllocation", "UnifyThreadBinding", "LowerOpaqueBlock"),
 )
 
 

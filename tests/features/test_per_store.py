@@ -20,24 +20,8 @@ tvm = pytest.importorskip("tvm")
 pytestmark = pytest.mark.tvm
 
 _BUFFER = (
-    "read",
-    "write",
-    "readwrite",
-    "bytes",
-    "unique_bytes",
-    "lines",
-    "unique_lines",
-    "multiple",
-    "serial",
-    "none",
-    "distance_iter",
-    "distance_bytes",
-    "reuse",
-    "bytes_r",
-    "unique_bytes_r",
-    "lines_r",
-    "unique_lines_r",
-    "stride",
+    *("read", "write", "readwrite", "bytes", "unique_bytes", "lines", "unique_lines", "multiple", "serial", "none"),
+    *("distance_iter", "distance_bytes", "reuse", "bytes_r", "unique_bytes_r", "lines_r", "unique_lines_r", "stride"),
 )
 _KINDS = ("mad", "addsub", "mul", "divmod", "cmp", "math", "other")
 _POSITIONS = tuple(f"position_{i}" for i in range(8))

@@ -129,21 +129,9 @@ def test_gpu_protocols_are_ordered() -> None:
 CPU = torch.device("cpu")
 #: Operators that only serving libraries have as one kernel.
 WITHOUT_CALL = {
-    "attention_backward",
-    "attention_mixed",
-    "fused_add_rms_norm",
-    "grouped_gemm",
-    "kv_cache_save",
-    "layernorm_backward",
-    "mla_decode",
-    "mla_prefill",
-    "moe",
-    "moe_gating",
-    "moe_shuffle",
-    "moe_w13",
-    "rmsnorm_backward",
-    "rotary_embedding",
-    "softmax_cross_entropy",
+    *("attention_backward", "attention_mixed", "fused_add_rms_norm", "grouped_gemm", "kv_cache_save"),
+    *("layernorm_backward", "mla_decode", "mla_prefill", "moe", "moe_gating", "moe_shuffle", "moe_w13"),
+    *("rmsnorm_backward", "rotary_embedding", "softmax_cross_entropy"),
 }
 #: A small program of every other operator, and the shape of what it gives.
 SMALL = {

@@ -96,16 +96,8 @@ SIZES: dict[str, tuple[Callable[[np.random.Generator], Fields], tuple[str, ...]]
 }
 #: Types as "dtype/weight_dtype/scaling" or "dtype/kv_dtype"; "-": not stated.
 PRODUCTS = (
-    "bfloat16",
-    "float8_e4m3/-/tensor",
-    "float8_e4m3/-/channel",
-    "float8_e4m3/-/block128",
-    "float8_e4m3/-/mx32",
-    "float4_e2m1/-/nvfp4",
-    "float4_e2m1/-/mx32",
-    "int8/-/channel",
-    "bfloat16/int8/channel",
-    "bfloat16/int4/block128",
+    *("bfloat16", "float8_e4m3/-/tensor", "float8_e4m3/-/channel", "float8_e4m3/-/block128", "float8_e4m3/-/mx32"),
+    *("float4_e2m1/-/nvfp4", "float4_e2m1/-/mx32", "int8/-/channel", "bfloat16/int8/channel", "bfloat16/int4/block128"),
     "bfloat16/float4_e2m1/mx32",
 )
 BARE = ("float8_e4m3", "float4_e2m1", "int8", "float64", "tfloat32")

@@ -3,7 +3,16 @@
 import pytest
 
 from cdmpp.predict.requests import plot
-from cdmpp.predict.requests.plot import Bar, draw_legend, draw_timeline, new_figure
+from cdmpp.predict.requests.plot import (
+    Bar,
+    byte_unit,
+    colours_of,
+    draw_legend,
+    draw_timeline,
+    new_figure,
+    shade,
+    time_unit,
+)
 
 pytest.importorskip("matplotlib")
 
@@ -45,3 +54,10 @@ def test_an_empty_timeline_is_drawn() -> None:
     axes = new_figure(6, 2).subplots()
     draw_timeline(axes, [], ["a"], 0.0)
     assert axes.get_xlabel() == "time (ns)"
+
+
+def test_units_colours_and_shades() -> None:
+    assert time_unit(0.02) == (1e3, "ms")
+    assert byte_unit(2e9) == (1e-9, "GB")
+    assert colours_of(["x", "comm"], {"comm": plot.BLUE}) == {"x": plot.YELLOW, "comm": plot.BLUE}
+    assert shade("#ffffff", 0.5) == (0.5, 0.5, 0.5)
