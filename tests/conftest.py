@@ -1,18 +1,23 @@
 """Fixtures that many tests share, the order of the test files, and skips for missing tools."""
 
 import asyncio
+import importlib.util
 import inspect
 import os
 import shutil
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from cdmpp.predict.predictor import LatencyPredictor
 from tests.waiting import PATIENT
 
 # Several processes test at once. With more threads than processors OpenMP waits in busy loops: four times the work.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# An example may take as long as it takes: the time limit of the test ends one that hangs.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -52,7 +57,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         "browser": (("chromium", "chromium-browser", "google-chrome"), "needs chromium; then: make test-browser"),
         "gpu": (("nvidia-smi", "rocm-smi"), "needs a GPU and its driver"),
     }
+    without_tvm = importlib.util.find_spec("tvm") is None
     for item in items:
+        if without_tvm and item.get_closest_marker("tvm"):
+            item.add_marker(pytest.mark.skip(reason="needs apache-tvm"))
         for marker, (tools, reason) in needs.items():
             if item.get_closest_marker(marker) and not any(map(shutil.which, tools)):
                 item.add_marker(pytest.mark.skip(reason=reason))

@@ -52,7 +52,6 @@ def test_operators_are_never_taken_for_schedules(layout) -> None:
 
 @pytest.mark.tvm
 def test_gemm_rows_become_scheduled_programs(save) -> None:
-    pytest.importorskip("tvm")
     table = load_table(save(GEMM))
     # The shape of threads that stage A has no effect where A is not staged: rows 1 and 2 repeat one program.
     assert table.program_key.tolist() == [0, 0, 0, -1, 0]
@@ -70,7 +69,6 @@ def test_gemm_rows_become_scheduled_programs(save) -> None:
 
 @pytest.mark.tvm
 def test_hub_rows_become_scheduled_programs(save) -> None:
-    pytest.importorskip("tvm")
     table = load_table(save(HUB))
     # The newer collections ran without padding, so a padded program was not measured; 32 columns need no padding.
     assert table.program_key.tolist()[1] == -1
@@ -83,7 +81,6 @@ def test_hub_rows_become_scheduled_programs(save) -> None:
 
 @pytest.mark.tvm
 def test_other_kernels_of_the_hub_become_scheduled_programs(save) -> None:
-    pytest.importorskip("tvm")
     columns = {
         "kernel": ["dedispersion_kernel", "cn_pnpoly"],
         "device": ["AMD MI250X", "NVIDIA RTX 3090"],
@@ -102,7 +99,6 @@ def test_other_kernels_of_the_hub_become_scheduled_programs(save) -> None:
 
 @pytest.mark.tvm
 def test_both_versions_of_the_convolution_are_one_program(save) -> None:
-    pytest.importorskip("tvm")
     older, newer = load_table(save(HUB)), load_table(save(CONVOLUTION, "newer.parquet"))
     both = concat([older, newer])
     assert both.program_key[-1] == both.program_key[0]
@@ -112,7 +108,6 @@ def test_both_versions_of_the_convolution_are_one_program(save) -> None:
 
 @pytest.mark.tvm
 def test_share_keeps_the_same_configurations_on_every_device(save) -> None:
-    pytest.importorskip("tvm")
     path = save({**GEMM, "MWG": [64, 64, 64, 128, 128], "device": ["NVIDIA RTX 3090"] * 5, "VWN": [4, 4, 4, 4, 4]})
     whole = load_table(path)
     sizes = set()
@@ -130,7 +125,6 @@ def test_share_keeps_the_same_configurations_on_every_device(save) -> None:
 
 @pytest.mark.tvm
 def test_imported_records_hold_the_same_rows(save, tmp_path, monkeypatch) -> None:
-    pytest.importorskip("tvm")
     out = tmp_path / "records.parquet"
     table = import_table(save(GEMM), out)
     monkeypatch.setattr("cdmpp.data.records.PACKED_FROM", 1000)
@@ -156,7 +150,6 @@ def test_share_of_a_table_of_operators_is_refused(save, columns_of) -> None:
 
 @pytest.mark.tvm
 def test_public_schedules_are_loaded_only_by_name(save, tmp_path) -> None:
-    pytest.importorskip("tvm")
     save(GEMM, "sched_kerneltuner_gemm.parquet")
     save(HUB, "sched_benchmark_hub.parquet")
     with pytest.raises(DataError, match="lacks") as caught:

@@ -92,7 +92,7 @@ EXPRESSIONS = st.recursive(st.one_of(constants(), loops()), combine, max_leaves=
 ITERATIONS = list(itertools.product(*map(range, EXTENTS)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(EXPRESSIONS)
 def test_every_value_is_inside_the_interval(expression: Both) -> None:
     values = [expression.value(at) for at in ITERATIONS]
@@ -100,7 +100,7 @@ def test_every_value_is_inside_the_interval(expression: Both) -> None:
     assert max(values) <= expression.linear.high
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(-9, 9), min_size=5, max_size=5), st.integers(1, 5))
 def test_a_loop_that_is_not_named_changes_nothing(coefficients: list[int], divisor: int) -> None:
     """The rest of a linear expression. Behind a division a step is a mean: a loop may be dropped there that
@@ -119,7 +119,7 @@ def test_a_loop_that_is_not_named_changes_nothing(coefficients: list[int], divis
                 assert len(others) == 1
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(-9, 9), min_size=5, max_size=5))
 def test_interval_and_steps_of_a_linear_expression_are_exact(coefficients: list[int]) -> None:
     total = AffineRange(coefficients[0], coefficients[0])
@@ -130,7 +130,6 @@ def test_interval_and_steps_of_a_linear_expression_are_exact(coefficients: list[
     assert total.steps == dict(enumerate(coefficients[1:]))
 
 
-@settings(max_examples=100, deadline=None)
 @given(EXPRESSIONS, EXPRESSIONS)
 def test_arrays_and_integers_give_the_same(one: Both, two: Both) -> None:
     """A structural class evaluates with one array element per shape what a program does with integers."""

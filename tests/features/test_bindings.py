@@ -34,7 +34,6 @@ PARTLY = BOUND + "    for z in range(128):\n        C[z, 0] = C[z, 0] + T.float3
 
 
 def test_a_serial_program_is_refused_on_a_gpu(predictor: LatencyPredictor) -> None:
-    pytest.importorskip("tvm", reason="needs apache-tvm")
     for script in (SERIAL, PARTLY):
         [refused] = predictor.predict([{"tvmscript": script}], "t4")
         assert refused.error is not None and refused.latency_s is None
@@ -68,7 +67,6 @@ def test_hint_names_the_product_with_its_sizes(text: str, named: str | None) -> 
 
 
 def test_a_bound_program_and_operators_are_predicted_on_a_gpu(predictor: LatencyPredictor) -> None:
-    pytest.importorskip("tvm", reason="needs apache-tvm")
     lowered = TensorProgram.from_operator("linear:m=128,n=128,k=128", "tvm")
     bound, operator = predictor.predict([{"tvmscript": BOUND}, lowered], "t4")
     assert bound.error is None and bound.latency_s

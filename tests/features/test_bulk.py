@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
@@ -158,14 +158,12 @@ def test_a_header_with_a_wrong_length_is_refused(huge: int) -> None:
         FeatureQueries.from_bytes(huge.to_bytes(8, "little") + BYTES[8:])
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_in_words(body: bytes) -> None:
     with pytest.raises(DataError):
         FeatureQueries.from_bytes(body)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_a_damaged_body_is_refused_or_still_a_table(data: st.DataObject) -> None:
     body = bytearray(BYTES)

@@ -23,7 +23,6 @@ def differences(one: EncodedPrograms, two: EncodedPrograms) -> list[str]:
 @pytest.mark.tvm
 @pytest.mark.parametrize("seed", range(2))
 def test_class_and_direct_way_agree(seed: int) -> None:
-    pytest.importorskip("tvm")
     from cdmpp.programs.lowering import lower, to_json
 
     specs = random_specs(300, seed)
@@ -44,7 +43,6 @@ def test_class_and_direct_way_agree(seed: int) -> None:
 @pytest.mark.tvm
 def test_the_known_exception_still_differs() -> None:
     # Two output rows, at -3 and 1, and an image of one row: nothing of x is ever read.
-    pytest.importorskip("tvm")
     from cdmpp.programs.lowering import lower, to_json
 
     sizes = "n=1,c_in=1,h=1,w=1,c_out=3,kh=1,kw=3,stride_h=4,pad_h=3,pad_w=1,dil_h=4"

@@ -199,7 +199,6 @@ def lowered(*tensors: Any) -> list[dict[str, float]]:
 
 @pytest.mark.tvm
 def test_group_norm() -> None:
-    pytest.importorskip("tvm")
     from tvm import te, topi
 
     data = te.placeholder((1, 4, 2, 2), name="x")
@@ -216,7 +215,6 @@ def test_group_norm() -> None:
 
 @pytest.mark.tvm
 def test_resize2d() -> None:
-    pytest.importorskip("tvm")
     from tvm import te, topi
 
     data = te.placeholder((1, 2, 4, 4), name="x")

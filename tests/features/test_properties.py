@@ -26,7 +26,7 @@ def column(encoded: EncodedPrograms, name: str) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(SPECS)
 def test_invariants_of_every_leaf(spec: OperatorSpec) -> None:
     encoded = encode_operator(spec)
@@ -48,7 +48,7 @@ def test_invariants_of_every_leaf(spec: OperatorSpec) -> None:
     assert encoded.positions[0] >= 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(SPECS)
 def test_invariants_of_every_program(spec: OperatorSpec) -> None:
     flops, moved, matrix, fraction, outputs, blocks = encode_operator(spec).totals[0]
@@ -63,7 +63,7 @@ def test_invariants_of_every_program(spec: OperatorSpec) -> None:
     assert len(PROGRAM_COLUMNS) == 6
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SPECS, st.integers(2, 4))
 def test_a_larger_axis_is_no_less_work(spec: OperatorSpec, factor: int) -> None:
     sizes = spec.sizes()
@@ -77,7 +77,7 @@ def test_a_larger_axis_is_no_less_work(spec: OperatorSpec, factor: int) -> None:
     assert large[1] >= small[1] * (1 - 1e-5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SPECS)
 def test_positions_are_twice_the_rank_less_the_depth(spec: OperatorSpec) -> None:
     ast = operator_ast(spec)

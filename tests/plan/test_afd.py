@@ -53,7 +53,7 @@ def test_slow_links_are_the_dead_zone_and_the_colocated_baseline_is_both_layers_
     assert answer["baselines"]["colocated"] == pytest.approx(10 * 3.5e-3 / 4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seconds=st.floats(1e-3, 2e-2), batch=st.integers(1, 6), instances=st.integers(1, 3), rate=st.floats(0, 900))
 def test_recommendation_is_the_cheapest_of_all_choices_that_keep_the_goal(
     seconds: float, batch: int, instances: int, rate: float
@@ -114,7 +114,7 @@ def test_many_instances_are_sized_in_bounded_memory(goal: dict[str, Any]) -> Non
     assert answer["baselines"]["equal_counts"] >= answer["price_s_per_token"] * (1 - 1e-9)
 
 
-@settings(max_examples=90, deadline=None)
+@settings(max_examples=90)
 @given(
     times=st.lists(st.sampled_from([0.5, 1.0, 2.0, 2.7]), min_size=4, max_size=4),
     # Few counts are all tried; of more, lower bounds exclude some.

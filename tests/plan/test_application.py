@@ -84,7 +84,7 @@ def applications(draw: st.DrawFn) -> Application:
     return Application(engines, primitives)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(applications(), st.lists(st.integers(0, 5).map(float), min_size=1, max_size=2), st.booleans())
 def test_replay_of_a_run_has_equal_times(app: Application, arrivals: list[float], batching: bool) -> None:
     run = simulate(app, arrivals, Policy(batching))
@@ -93,7 +93,7 @@ def test_replay_of_a_run_has_equal_times(app: Application, arrivals: list[float]
     assert timeline.end_s[len(arrivals) :].tolist() == pytest.approx([b.end_s for b in run.batches])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(applications(), st.lists(st.integers(0, 3).map(float), min_size=1, max_size=2))
 def test_search_is_between_the_optimum_and_its_baselines(app: Application, arrivals: list[float]) -> None:
     result = PolicySearch(app, app, arrivals, SearchControl(), max_steps=100).run()
@@ -254,7 +254,7 @@ def test_one_engine_is_planned_to_the_optimum(requests: tuple[int, int], most_pr
         assert result.known.run.mean_s == pytest.approx(exhaustive(app, tuple(arrivals_s)), rel=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6), st.lists(st.integers(0, 4), max_size=12))
 def test_runs_with_choices_are_valid_and_lose_nothing_without_idle_time(seed: int, choices: list[int]) -> None:
     ((app, arrivals_s),) = one_engine_cases(seed, 1, (2, 6), 3)
@@ -272,7 +272,7 @@ def test_runs_with_choices_are_valid_and_lose_nothing_without_idle_time(seed: in
         assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(simulated.batches))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6))
 def test_online_policy_does_not_depend_on_later_arrivals(seed: int) -> None:
     ((app, arrivals_s),) = one_engine_cases(seed, 1, (2, 6), 3)

@@ -64,7 +64,7 @@ def shortest_in_turn_s(problem: FusedProblem) -> float:
     return best
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.sampled_from([1.0, 2.0, 3.5]), st.sampled_from([1.0, 4.0]), st.booleans(), st.sampled_from([0.0, 0.5]))
 def test_fused_plan_in_turns_is_the_shortest_of_its_kind(f: float, b: float, up: bool, transfer_s: float) -> None:
     first = model(2, 2, f, b, transfer_s=transfer_s)

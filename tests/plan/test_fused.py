@@ -88,7 +88,7 @@ def tiny(draw: st.DrawFn) -> FusedProblem:
     return FusedProblem(ranks, tuple(draw(st.lists(model, min_size=1, max_size=2))))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(tiny())
 def test_search_finds_the_optimum_of_tiny_problems(problem: FusedProblem) -> None:
     result = search(problem, seed=1, max_steps=800)
@@ -194,7 +194,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(requests())
 def test_every_plan_passes_the_check_and_beats_its_baselines(request: dict[str, Any]) -> None:
     plan = make_plan("pipeline", request)
@@ -438,7 +438,7 @@ def simulated_s(request: dict[str, Any], order: list[list[dict[str, Any]]]) -> f
     return max(ends.values())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(requests(), st.floats(0, 1e-2))
 def test_plans_with_transfers_take_as_long_as_simulated(request: dict[str, Any], transfer_s: float) -> None:
     for m, model in enumerate(request["models"]):
@@ -455,7 +455,7 @@ def test_plans_with_transfers_take_as_long_as_simulated(request: dict[str, Any],
     )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(tiny(), st.sampled_from([0.5, 1.0, 3.0]))
 def test_search_finds_the_optimum_of_tiny_problems_with_transfers(problem: FusedProblem, transfer_s: float) -> None:
     models = tuple(replace(model, transfer_s=transfer_s * (m + 1)) for m, model in enumerate(problem.models))

@@ -150,7 +150,7 @@ def test_false_figure_is_found(name: str, path: str, value: Any, text: str, plan
     assert text in "\n".join(mistakes)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     changes=st.fixed_dictionaries(
         {

@@ -94,7 +94,7 @@ def test_simulated_ranker_has_the_given_recall(misses: Misses, recall: float, sh
     assert hits == pytest.approx(recall, abs=0.02)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(instances=st.integers(2, 9), slope=st.floats(0, 0.01), max_batch=st.integers(1, 40), seed=st.integers(0, 99))
 def test_best_split_equals_exhaustive_search(instances: int, slope: float, max_batch: int, seed: int) -> None:
     steps = sample_steps(ranker(1.0, 0.2), 120, 2, seed)
@@ -124,7 +124,7 @@ def test_makespans_of_groups_equal_those_of_their_queues_together() -> None:
     assert (dispatcher.random_finish_times(5) > 0).all()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(instances=st.integers(1, 12), max_batch=st.integers(1, 60), seed=st.integers(0, 99))
 def test_no_dispatch_is_below_the_lower_bound(instances: int, max_batch: int, seed: int) -> None:
     steps = sample_steps(ranker(), 64, 2, seed)

@@ -79,7 +79,7 @@ def simulate_shared_queue(
     return finish, home, preemptions
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=14),
     batch=st.integers(1, 5),
@@ -152,7 +152,7 @@ def test_paused_shared_queue_reports_running_and_waiting_samples() -> None:
     assert (half.left[running] > 0).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=10), batch=st.integers(1, 4), share=st.floats(0, 1))
 def test_paused_and_resumed_generation_is_at_most_one_token_later(lengths: list[int], batch: int, share: float) -> None:
     engine, row = make_engine(batch), ints(*lengths)

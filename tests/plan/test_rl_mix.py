@@ -67,7 +67,7 @@ def all_mixes(units: dict[int, int], samples: int) -> list[PoolMix]:
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(units=st.lists(st.integers(1, 3), min_size=2, max_size=3), samples=st.integers(2, 14), seed=st.integers(0, 999))
 def test_division_equals_brute_force_over_orders_and_counts(units: list[int], samples: int, seed: int) -> None:
     mixed = MixDispatcher(dispatchers_of(len(units), samples, 2, seed))

@@ -53,7 +53,6 @@ def simulated_period(generation_s: float, training_s: float, weights_s: float, s
     return (arrived[-1] - arrived[-1 - 20 * cycle]) / (20 * cycle)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     generation=st.integers(0, 40), training=st.integers(0, 40), weights=st.integers(0, 40), staleness=st.integers(0, 5)
 )
@@ -113,7 +112,7 @@ def chain_s(link: SiteLinkForm, size_bytes: float, ranks: int, hops: int, chunks
     return at
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     hops=st.integers(1, 6),
     ranks=st.integers(1, 8),

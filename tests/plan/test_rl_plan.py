@@ -113,7 +113,7 @@ def test_shared_units_run_the_stages_one_after_the_other() -> None:
     assert evaluate(sizing, sizes, dispatcher).step_s.mean() == pytest.approx(sizes.step_s)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     inference=st.sampled_from([0.0, 0.4]),
     mode=st.sampled_from(["sync", "async"]),
@@ -190,7 +190,7 @@ def test_few_instances_remain_if_the_batch_does_not_slow_decoding_down() -> None
     assert fewest_instances(limited, 128, 16, 0.0, 7500.0) == 8
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     threshold=st.integers(1, 40),
     remaining=st.integers(1, 4),

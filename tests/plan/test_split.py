@@ -42,7 +42,7 @@ def problems(draw: st.DrawFn) -> tuple[LayerTable, list[Rank], bool]:
     return LayerTable(made, draw(st.integers(1, 6))), ranks, draw(st.booleans())
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40)
 @given(problems())
 def test_split_equals_the_exhaustive_optimum(problem: tuple[LayerTable, list[Rank], bool]) -> None:
     table, ranks, any_order = problem
@@ -62,7 +62,7 @@ def test_split_equals_the_exhaustive_optimum(problem: tuple[LayerTable, list[Ran
     assert step.bound_s <= min(one.step(EMULATOR, "gpipe").makespan_s for one in fitting)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(problems())
 def test_memory_of_the_hint_is_enough_and_less_is_not(problem: tuple[LayerTable, list[Rank], bool]) -> None:
     table, ranks, any_order = problem

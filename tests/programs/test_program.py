@@ -85,7 +85,6 @@ def test_sharing_does_not_matter() -> None:
 
 @pytest.mark.tvm
 def test_tvmscript_names_and_statement_order() -> None:
-    pytest.importorskip("tvm")
     script = """
 @T.prim_func(s_tir=True)
 def {name}({x}: T.Buffer(({n}, 16), "float32"), {y}: T.Buffer(({n}, 16), "float32")):

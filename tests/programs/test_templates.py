@@ -34,7 +34,6 @@ def test_every_class_has_a_template_and_none_is_left_over() -> None:
 @pytest.mark.slow
 @pytest.mark.tvm
 def test_the_shipped_templates_equal_tvm_output() -> None:
-    pytest.importorskip("tvm")
     from cdmpp.programs.lowering import lower_class, to_json
     from cdmpp.programs.make_templates import prune
 
@@ -49,7 +48,6 @@ def test_the_shipped_templates_equal_tvm_output() -> None:
 
 @pytest.mark.tvm
 def test_a_shared_template_gives_the_features_of_each_class_own_lowering() -> None:
-    pytest.importorskip("tvm")
     from cdmpp.programs.lowering import lower, to_json
 
     shared = [s for s in random_specs(900, 11) if stored_name_differs(s)]

@@ -85,7 +85,7 @@ def test_removed_request_leaves_no_trace() -> None:
     assert admission.batch(100).parts == []
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     requests=st.lists(
         st.tuples(

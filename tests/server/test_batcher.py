@@ -75,7 +75,7 @@ def names(answers: Sequence[Prediction]) -> list[str]:
     return [a.name for a in answers]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     requests=st.lists(
         st.tuples(

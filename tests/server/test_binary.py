@@ -123,7 +123,7 @@ def test_what_is_refused(client: TestClient) -> None:
     problem(post(client, good.to_bytes(), "application/octet-stream"), 415, "unsupported_media_type")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(position=st.integers(0, 10**6), byte=st.integers(0, 255), cut=st.integers(0, 3))
 def test_a_changed_byte_is_an_answer_or_a_refusal(client: TestClient, position: int, byte: int, cut: int) -> None:
     body = bytearray(queries().to_bytes())

@@ -67,7 +67,6 @@ def test_fuzz_seeds_are_valid_requests(client: TestClient) -> None:
 @pytest.mark.tvm
 @pytest.mark.parametrize("script", seeds.SCRIPTS)
 def test_fuzz_scripts_are_programs(script: str) -> None:
-    pytest.importorskip("tvm", reason="needs apache-tvm")
     from cdmpp.programs.frontends.tir import program_from_tvmscript
 
     assert program_from_tvmscript(script).hash

@@ -205,7 +205,6 @@ def test_backend_and_protocol_are_part_of_the_query(ask) -> None:
 
 @pytest.mark.tvm
 def test_tir_as_json_and_as_script(ask, predictor: LatencyPredictor) -> None:
-    pytest.importorskip("tvm", reason="needs apache-tvm")
     script = (
         "@T.prim_func(s_tir=True)\n"
         'def copy(A: T.Buffer((128, 64), "float32"), B: T.Buffer((128, 64), "float32")):\n'
@@ -376,9 +375,7 @@ scalars = st.one_of(
 )
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_operator_object_is_answered_item_by_item(data: st.DataObject, ask) -> None:
     name = data.draw(st.sampled_from(sorted(operator_types())))

@@ -97,7 +97,6 @@ def test_features_equal_those_computed_in_process() -> None:
 
 @pytest.mark.tvm
 def test_tvmscript_is_read_by_its_own_worker() -> None:
-    pytest.importorskip("tvm", reason="needs apache-tvm")
     from cdmpp.programs.frontends.tir import program_from_tvmscript
 
     async def use(sandbox: Sandbox) -> Any:
@@ -352,7 +351,7 @@ def test_confined_process_cannot_read_files_connect_or_signal(tmp_path: Path) ->
 # -- mutated texts ---------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(TEXTS), st.randoms(use_true_random=False), st.booleans())
 def test_mutated_tvm_json_is_a_program_or_an_error(text: str, rng: random.Random, as_bytes: bool) -> None:
     if as_bytes:
@@ -362,7 +361,7 @@ def test_mutated_tvm_json_is_a_program_or_an_error(text: str, rng: random.Random
     check_reply(*jobs.run({"kind": "tvm_json", "backend": "tvm"}, data))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.randoms(use_true_random=False))
 def test_mutated_onnx_file_is_a_model_or_an_error(rng: random.Random) -> None:
     reply, data = jobs.run({"kind": "onnx", "dims": {}, "max_programs": 100}, onnx_case(rng))
@@ -498,7 +497,6 @@ async def test_ended_worker_raises_worker_died_error() -> None:
 @pytest.mark.tvm
 def test_service_process_never_loads_parsers(tmp_path: Path) -> None:
     """Neither TVM nor the reader of ONNX models is imported in the service, whatever the request."""
-    pytest.importorskip("tvm", reason="needs apache-tvm")
     script = textwrap.dedent("""
         import json, sys
         from fastapi.testclient import TestClient

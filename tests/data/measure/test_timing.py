@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cdmpp.data.measure import timers, timing
@@ -49,7 +49,6 @@ class Recorder:
         return [self.run_s * self.noise[i % len(self.noise)] for i in range(repeat)]
 
 
-@settings(deadline=None)
 @given(run_s=st.floats(1e-8, 0.24))
 def test_repeats_respect_minimum_and_total_time(run_s: float) -> None:
     program = Recorder(run_s)

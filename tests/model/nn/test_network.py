@@ -97,7 +97,7 @@ def test_leaves_are_told_apart_by_position_alone(kind: Positions) -> None:
     assert (mirrored != plain).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 1000), st.sampled_from([TINY, RATIO]))
 def test_quantiles_never_cross(seed: int, config: NetworkConfig) -> None:
     net, inputs = network(seed, config), random_inputs(rows=20, leaves=3, seed=seed)

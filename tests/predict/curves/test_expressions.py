@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cdmpp.errors import InvalidProgramError
@@ -83,7 +83,6 @@ def test_a_large_fraction_is_said() -> None:
         Expression("*".join("a" * 39))({"a": exact(1e15 - 0.125)})
 
 
-@settings(deadline=None)
 @given(st.text(max_size=60) | st.text("batchtokens0123456789+-*/(),. ceilmaxmin", max_size=80))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:

@@ -17,14 +17,14 @@ def falls(grid: np.ndarray, axis: int) -> bool:
     return bool((np.diff(grid, axis=axis) < 0).any())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(arrays(np.float64, st.integers(1, 30), elements=FLOATS))
 def test_one_axis_is_what_scikit_learn_gives(values: np.ndarray) -> None:
     theirs = IsotonicRegression().fit_transform(np.arange(len(values)), values)
     np.testing.assert_allclose(monotone_fit(values, [0]), theirs, atol=1e-9)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(GRIDS, st.integers(0, 2**31))
 def test_two_axes_never_fall_and_are_the_nearest(grid: np.ndarray, seed: int) -> None:
     """No monotone grid is nearer: the projection's variational inequality, against drawn ones."""

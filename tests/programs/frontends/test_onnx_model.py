@@ -78,14 +78,14 @@ def test_invalid_models_are_refused(data: bytes) -> None:
 
 
 @given(cut=st.integers(1, len(GOOD) - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_truncated_models_are_refused(cut: int) -> None:
     # Protobuf lists what comes last (operator sets) at the end, so no proper prefix is whole.
     refused(GOOD[:cut])
 
 
 @given(at=st.integers(0, len(GOOD) - 1), value=st.integers(0, 255))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_damaged_models_never_give_a_traceback(at: int, value: int) -> None:
     with contextlib.suppress(InvalidProgramError):
         onnx_library_graph(GOOD[:at] + bytes([value]) + GOOD[at + 1 :])

@@ -16,14 +16,14 @@ extents = st.integers(1, 65)
 
 
 @given(lead=st.lists(extents, min_size=1, max_size=3), n=extents, k=extents)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_matmul_with_a_matrix_hashes_as_linear(lead: list[int], n: int, k: int) -> None:
     graph = single("MatMul", {"x": [*lead, k]}, {"w": weight(k, n)})
     assert graph.programs[0].hash == parse_operator(f"linear:m={np.prod(lead)},n={n},k={k}").hash()
 
 
 @given(batch=st.lists(extents, min_size=1, max_size=2), m=extents, n=extents, k=extents)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_batched_matmul_hashes_as_bmm(batch: list[int], m: int, n: int, k: int) -> None:
     graph = single("MatMul", {"a": [*batch, m, k], "b": [*batch, k, n]})
     text = f"bmm:batch={np.prod(batch)},m={m},n={n},k={k}"

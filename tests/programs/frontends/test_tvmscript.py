@@ -176,14 +176,14 @@ def test_hostile_files_are_refused(text: str) -> None:
 
 
 @given(st.text(max_size=200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_text_is_read_or_refused(text: str) -> None:
     with pytest.raises(InvalidProgramError):
         checked_functions(text)
 
 
 @given(st.integers(0, len(TILED) - 1), st.sampled_from("()[]{}.,:=*+-_'\"ax1 \n@"))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_damaged_programs_are_read_or_refused(at: int, char: str) -> None:
     try:
         checked_functions(TILED[:at] + char + TILED[at + 1 :])

@@ -61,7 +61,7 @@ def same(one, other):
     assert one.makespan_s == other.makespan_s
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(steps(), min_size=1, max_size=3))
 def test_reuse_changes_no_bit(asked):
     emulator = Emulator()
@@ -70,7 +70,7 @@ def test_reuse_changes_no_bit(asked):
     assert emulator.steps.hits >= len(asked)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(steps())
 def test_the_replay_engine_finds_the_same_times(asked):
     (stages, classes, name), named = asked
@@ -177,7 +177,7 @@ def test_one_offloaded_stage_by_hand():
     assert step.peak_bytes.tolist() == [8.0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps())
 def test_copy_back_never_starts_before_the_pass_before_its_backward_pass(asked):
     (stages, classes, name), named = asked

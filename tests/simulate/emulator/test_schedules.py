@@ -34,7 +34,7 @@ def test_zero_bubble_h1(f, b, w, stages, micro_batches):
     assert step.peak_bytes.tolist() == [stages] * stages
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(*[st.integers(1, 12)] * 3, st.integers(2, 6), st.integers(0, 6))
 def test_bubble_of_zero_bubble_h1_needs_weight_gradients_no_longer_than_the_other_passes(f, b, w, stages, more):
     micro_batches = 2 * stages + more

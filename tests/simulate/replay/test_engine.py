@@ -143,7 +143,7 @@ def by_the_book(graph: Graph) -> dict[str, tuple[float, float]]:
     return done
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.one_of(graphs(), graphs(parallel=True)))
 def test_equal_to_the_rules_taken_literally(graph: Graph) -> None:
     assert ends(graph) == by_the_book(graph)
@@ -154,7 +154,7 @@ def one_queue() -> st.SearchStrategy[Graph]:
     return graphs(streams=1).map(lambda graph: Graph([Node(n.id, n.device, n.duration_s, n.deps) for n in graph.nodes]))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(graphs(parallel=True))
 def test_parallel_devices_take_the_longest_path(graph: Graph) -> None:
     longest: dict[str, float] = {}
@@ -170,7 +170,7 @@ def test_parallel_devices_take_the_longest_path(graph: Graph) -> None:
     assert Replayer(Graph(graph.nodes)).longest_path_s == max(map(end, nodes))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(graphs(), st.randoms(use_true_random=False))
 def test_the_order_of_the_nodes_does_not_matter(graph: Graph, random: object) -> None:
     shuffled = list(graph.nodes)
@@ -183,7 +183,7 @@ def test_the_order_of_the_nodes_does_not_matter(graph: Graph, random: object) ->
     assert a.exposed_comm_s == b.exposed_comm_s
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.one_of(graphs(order="listed"), graphs(parallel=True), one_queue()), st.integers(0, 8))
 def test_a_longer_node_never_shortens_the_whole(graph: Graph, which: int) -> None:
     replayer = Replayer(graph)
@@ -210,7 +210,7 @@ def test_with_queues_by_readiness_it_can_as_graham_showed() -> None:
     assert replay(graph(2.5)).makespan_s == 9.0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(graphs())
 def test_bounds_path_and_streams_agree_with_the_timeline(graph: Graph) -> None:
     replayer = Replayer(graph)
@@ -227,7 +227,7 @@ def test_bounds_path_and_streams_agree_with_the_timeline(graph: Graph) -> None:
     assert 0 <= result.exposed_comm_s <= comm
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(graphs())
 def test_many_replays_are_single_ones(graph: Graph) -> None:
     replayer = Replayer(graph)
@@ -236,7 +236,7 @@ def test_many_replays_are_single_ones(graph: Graph) -> None:
     assert replayer.makespans(durations).tolist() == [replayer.run(row).makespan_s for row in durations]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(graphs())
 def test_compiled_and_plain_are_equal(graph: Graph) -> None:
     with pytest.MonkeyPatch.context() as patch:
