@@ -194,6 +194,15 @@ async def test_answers_of_finished_batches_are_reported_even_if_the_request_time
         recorder.go.set()
 
 
+async def test_request_whose_deadline_has_passed_is_not_queued() -> None:
+    async with running() as batcher:
+        recorder = Recorder()
+        with pytest.raises(ProblemError) as refused:
+            await batcher.ask(recorder, [query(1)], LEVELS, Deadline(-1))
+        assert refused.value.status == 504
+        assert not recorder.batches
+
+
 async def test_exception_reaches_only_the_request_that_caused_it() -> None:
     async with running() as batcher:
         recorder = Recorder(breaks_on=query(3).program.name)

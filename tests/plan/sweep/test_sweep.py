@@ -132,11 +132,11 @@ def test_points_have_the_largest_rate_that_keeps_the_goals(tmp_path: Path, predi
 def test_goals_under_load_are_judged_by_the_simulation(tmp_path: Path, predictor: LatencyPredictor) -> None:
     head = """
 config = "{config}"
-devices = ["h100-sxm", "l4", "t4"]
+devices = ["h100-sxm", "t4"]
 tp = [1, 2]
 batch = [64, 1]
 output = 16
-price_per_gpu_hour = {{ h100-sxm = 3.0, l4 = 0.5, t4 = 0.3 }}
+price_per_gpu_hour = {{ h100-sxm = 3.0, t4 = 0.3 }}
 [load]
 count = 40
 [goals]
@@ -170,15 +170,14 @@ price_per_million_tokens = 1.6
     front = {x for x in best if not any(o != x and o[0] <= x[0] and o[1] <= x[1] for o in best)}
     assert {(p["price_per_million_tokens"], p["tpot_s"]) for p in whole if p["pareto"]} == front
     # The model does not fit on one T4, which takes nothing from the others; its error says what does.
-    assert "on each t4 with tp=1, pp=1, weights take 16.1 GB" in whole[8]["reason"] and met
+    assert "on each t4 with tp=1, pp=1, weights take 16.1 GB" in whole[4]["reason"] and met
+    head = head.replace('"h100-sxm", "t4"', '"h100-sxm"').replace(", t4 = 0.3", "")
     table = CliRunner().invoke(app, ["sweep", str(write(tmp_path, head))]).stdout.splitlines()
     assert sum(" any " in line for line in table) == len(front)
     # Upper bounds allow less.
     upper = points(head.replace("[goals]", '[goals]\nfigure = "upper"'))
     assert all(
-        u["goodput_requests_per_s"] <= p["goodput_requests_per_s"]
-        for u, p in zip(upper, whole, strict=True)
-        if p in met
+        u["goodput_requests_per_s"] <= p["goodput_requests_per_s"] for u, p in zip(upper, whole[:4], strict=True)
     )
     assert sum(p["goodput_requests_per_s"] or 0 for p in upper) < sum(p["goodput_requests_per_s"] or 0 for p in whole)
 
