@@ -27,6 +27,8 @@ def _service_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         # Applications that are called directly get any name or none; tests/server/test_hosts.py is about names.
         patch.setenv("CDMPP_ALLOWED_HOSTS", "*")
+        # Planning processes start with the first plan; those of tests/server/test_process.py start with the service.
+        patch.setenv("CDMPP_WARM_PLANS", "false")
         for name, value in PATIENT.items():
             patch.setenv(name, value)
         yield

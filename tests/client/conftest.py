@@ -26,7 +26,7 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     def start(**settings: object) -> str:
         port = free_port()
         database = str(tmp_path_factory.mktemp("service") / "service.sqlite")
-        app = create_app(Settings(**{"database": database, "warm_plans": False, **settings}))
+        app = create_app(Settings(**{"database": database, **settings}))
         server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error"))
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import cdmpp
 from cdmpp.devices import lookup
 from cdmpp.errors import CdmppError, FieldError, InfeasibleError
 from cdmpp.llm import (
@@ -122,10 +121,6 @@ def test_device_may_be_a_specification(predictor: LatencyPredictor) -> None:
     by_name = estimate(LLAMA_8B, "h100-sxm", output=2, predictor=predictor)
     for device in (lookup("h100-sxm"), lookup("h100-sxm").model_dump(exclude_none=True)):
         assert estimate(LLAMA_8B, device, output=2, predictor=predictor) == by_name
-
-
-def test_package_is_public() -> None:
-    assert cdmpp.llm.estimate is estimate
 
 
 def test_ranks_divide_weights_and_cache() -> None:

@@ -30,7 +30,7 @@ JSON = {"content-type": "application/json"}
 
 def service(**settings: Any) -> TestClient:
     """A client of an application with these settings; ``with`` starts and stops it."""
-    return TestClient(create_app(Settings(**{"warm_plans": False, **settings})), raise_server_exceptions=False)
+    return TestClient(create_app(Settings(**settings)), raise_server_exceptions=False)
 
 
 @pytest.fixture(scope="session")

@@ -22,15 +22,9 @@ def records(predictor: LatencyPredictor, count: int = 12, by: float = 1.6) -> li
     return [{"program": p, "latency_s": by * a.latency_s, **HOW} for p, a in zip(sizes, predictions, strict=True)]
 
 
-@pytest.fixture
-def kept(tmp_path: Path) -> dict[str, Any]:
-    """Settings of a service that keeps two models."""
-    return {"adapted_dir": tmp_path / "adapted", "max_adapted": 2}
-
-
-@pytest.fixture
-def client(kept: dict[str, Any]) -> Iterator[TestClient]:
-    with service(**kept) as client:
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    with service(adapted_dir=tmp_path_factory.mktemp("adapted")) as client:
         yield client
 
 
@@ -70,15 +64,15 @@ def test_k_records_are_selected(client: TestClient, predictor: LatencyPredictor)
     assert body["before"]["overall"]["n"] == body["after"]["overall"]["n"] == 6
 
 
-def test_oldest_models_are_removed_and_the_rest_survive_a_restart(
-    client: TestClient, kept: dict[str, Any], predictor: LatencyPredictor
-) -> None:
-    names = [adapt(client, records(predictor, by=by)).json()["adapted_model"] for by in (1.4, 1.6, 1.8)]
-    assert len(set(names)) == 3
-    problem(predict(client, names[0]), 404, "unknown_model")
-    assert len(list(kept["adapted_dir"].glob("*/*/manifest.json"))) == 2
-    figures = without_ids(*predict(client, names[2]).json()["results"])
-    with service(**kept) as again:
+def test_oldest_models_are_removed_and_the_rest_survive_a_restart(predictor: LatencyPredictor, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"adapted_dir": tmp_path / "adapted", "max_adapted": 2}
+    with service(**settings) as client:
+        names = [adapt(client, records(predictor, by=by)).json()["adapted_model"] for by in (1.4, 1.6, 1.8)]
+        assert len(set(names)) == 3
+        problem(predict(client, names[0]), 404, "unknown_model")
+        assert len(list(settings["adapted_dir"].glob("*/*/manifest.json"))) == 2
+        figures = without_ids(*predict(client, names[2]).json()["results"])
+    with service(**settings) as again:
         assert without_ids(*predict(again, names[2]).json()["results"]) == figures
         problem(predict(again, names[0]), 404, "unknown_model")
 

@@ -43,7 +43,6 @@ def server(log: Path) -> Iterator[Served]:
         "CDMPP_MAX_CONNECTIONS": str(MOST),
         "CDMPP_MAX_HEADER_BYTES": str(HEADER_BYTES),
         "CDMPP_HEADER_TIMEOUT_S": "2",
-        "CDMPP_WARM_PLANS": "false",
         "CDMPP_LOG_FORMAT": "json",
     }
     with running(environment=limits, ready_s=PATIENCE_S, log=log) as served:

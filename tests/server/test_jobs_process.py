@@ -12,7 +12,8 @@ from tests.waiting import is_running, wait_until
 
 pytestmark = pytest.mark.slow
 
-SHORT = {**LONG, "max_activations": None, "max_steps": 20}
+MODEL = {"stages": 4, "micro_batches": 8, "forward_s": 1, "backward_s": 2}
+SHORT: dict[str, Any] = {"models": [MODEL], "ranks": 4, "budget_s": 600, "max_steps": 20}
 
 
 def submit(served: Served, value: dict[str, Any]) -> str:

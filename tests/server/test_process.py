@@ -28,7 +28,7 @@ HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with running_server(environment=PATIENT) as server:
+    with running_server(environment={**PATIENT, "CDMPP_WARM_PLANS": "true"}) as server:
         server.request("GET", "/openapi.json")  # made at the first request, for which schemathesis waits 10 s
         yield server
 

@@ -1,7 +1,6 @@
 """The collector's file: locking, consistent settings, and recovery."""
 
 import os
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -167,8 +166,3 @@ def test_unwritable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot write"):
         Store(tmp_path / "file" / "out")
-
-
-def test_sqlite_file_is_readable_while_open(store: Store) -> None:
-    with sqlite3.connect(f"file:{store.folder / FILE}?mode=ro", uri=True) as reader:
-        assert reader.execute("SELECT COUNT(*) FROM programs").fetchone() == (6,)

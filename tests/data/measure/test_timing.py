@@ -156,11 +156,6 @@ def test_driver_identifies_the_board_of_a_family() -> None:
     assert found.name == "a100-sxm4-80gb" and found.device == lookup("a100-sxm4-80gb")
 
 
-def test_named_board_is_accepted() -> None:
-    board = gpu("a100-pcie-40gb")
-    assert named(board, "NVIDIA A100-PCIE-40GB") is board
-
-
 @pytest.mark.parametrize(
     ("names", "seen", "reason"),
     [

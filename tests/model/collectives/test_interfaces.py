@@ -23,7 +23,7 @@ FIELDS = {"operator": "all_reduce", "bytes": 67108864, "ranks": 8}
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    with TestClient(create_app(Settings(model=None, warm_plans=False))) as found:
+    with TestClient(create_app(Settings(model=None))) as found:
         yield found
 
 
