@@ -27,8 +27,6 @@ def _service_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         # Applications that are called directly get any name or none; tests/server/test_hosts.py is about names.
         patch.setenv("CDMPP_ALLOWED_HOSTS", "*")
-        # Planning processes start with the first plan; those of tests/server/test_process.py start with the service.
-        patch.setenv("CDMPP_WARM_PLANS", "false")
         for name, value in PATIENT.items():
             patch.setenv(name, value)
         yield
@@ -38,6 +36,15 @@ def _service_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 def predictor() -> LatencyPredictor:
     """The model that ships with the package."""
     return LatencyPredictor.load()
+
+
+@pytest.fixture(scope="module")
+def shipped_model_is_loaded_once(predictor: LatencyPredictor) -> Iterator[None]:
+    """Commands that run in this process take the shipped model from ``predictor``."""
+    load = LatencyPredictor.load
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LatencyPredictor, "load", lambda path=None: predictor if path is None else load(path))
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -14,16 +14,21 @@ T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
 #: Seconds after which a wait counts as failed; a test that passes never needs them.
 PATIENCE_S = 600.0
-#: Settings of services whose time limits play no part in a test.
-PATIENT = {"CDMPP_DEADLINE_S": "600", "CDMPP_BODY_TIMEOUT_S": "600", "CDMPP_SANDBOX_TIMEOUT_S": "500"}
+#: Settings of services whose time limits play no part in a test. Planning processes start with the first plan.
+PATIENT = {
+    **{"CDMPP_DEADLINE_S": "600", "CDMPP_BODY_TIMEOUT_S": "600", "CDMPP_SANDBOX_TIMEOUT_S": "500"},
+    "CDMPP_WARM_PLANS": "false",
+}
 
 
 def wait_until(condition: Callable[[], object], what: str = "the condition") -> None:
     """Return when ``condition()`` is true; ``what`` names it in the error message."""
-    deadline = time.monotonic() + PATIENCE_S
+    pause_s, deadline = 0.02, time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, f"{what} was not met within {PATIENCE_S:g} s"
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        # A condition may be a request to a service, which would have no time for anything else.
+        pause_s = min(1.1 * pause_s, 0.2)
 
 
 def run_python(*arguments: str | Path, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -19,7 +19,7 @@ LINEAR = "linear:m=512,n=4096,k=1024,dtype=float16"
 
 
 @pytest.fixture(autouse=True)
-def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shipped_model_is_loaded_once: None) -> None:
     """Hide the user's settings and cache."""
     for name in list(os.environ):
         if name.startswith("CDMPP_"):

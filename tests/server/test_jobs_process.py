@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from benchmarks.serving.process import Served, running
 from tests.server.test_plans import LONG
-from tests.waiting import is_running, wait_until
+from tests.waiting import PATIENCE_S, is_running, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -17,9 +18,10 @@ SHORT: dict[str, Any] = {"models": [MODEL], "ranks": 4, "budget_s": 600, "max_st
 
 
 def submit(served: Served, value: dict[str, Any]) -> str:
-    status, answer = served.ask("POST", "/pipeline/search", value)
-    assert status == 202, answer
-    return answer["job_id"]
+    # The first plan waits for the start of a planning process.
+    response = httpx2.post(f"http://127.0.0.1:{served.port}/pipeline/search", json=value, timeout=PATIENCE_S)
+    assert response.status_code == 202, response.text
+    return str(response.json()["job_id"])
 
 
 def wait(served: Served, id: str, *states: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from cdmpp.cli.demo import running_server
 from cdmpp.client.messages import program_fields
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp.programs.frontends.load import load_programs
-from tests.waiting import ROOT, run_python
+from tests.waiting import PATIENT, ROOT, run_python
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def test_three_doors_give_one_answer(predictor: LatencyPredictor, monkeypatch) -
         for p in programs
         for d in DEVICES
     ]
-    with running_server() as server:
+    with running_server(environment=PATIENT) as server:
         over_http = server.request("POST", "/predict", {"items": items})["results"]
     assert [{name: r[name] for name in h} for r, h in zip(over_http, here, strict=True)] == here
 

@@ -174,7 +174,7 @@ def test_it_learns_and_predicts_unseen_leaf_counts() -> None:
 
 @pytest.mark.parametrize("loss", ["cmd", "mmd"])
 def test_latencies_of_the_target_are_not_read(loss: Any) -> None:
-    data = dataset(rows=200)
+    data = dataset(rows=120)
     config = setting(
         3, data=DataConfig(holdout_devices=("t4",)), domain=DomainConfig(loss=loss, weight=1.0, target_devices=("t4",))
     )

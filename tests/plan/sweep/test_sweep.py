@@ -18,6 +18,8 @@ from cdmpp.llm.serving.load import share_met
 from cdmpp.plan.sweep.points import pareto_front, read_sweep
 from cdmpp.predict.predictor import LatencyPredictor
 
+pytestmark = pytest.mark.usefixtures("shipped_model_is_loaded_once")
+
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "examples/llm/llama-3.1-8b.json"
 SWEEP = """
