@@ -15,6 +15,8 @@ TESTS, ONECCL, TORCH = "nccl-tests", "oneccl-benchmark", "torch.distributed (NCC
 PAIRS = "NVLink in pairs, slower between pairs"
 V0, V1 = "v0 torch-profiler", "v1 vllm layerwise kernel"
 
+LIGER_TABLE = '{"B": 4, "T": 8, "D": 768, "dtype": "float32"}'
+LIGER_NORM = '{"hidden_size": 128, "dtype": "half"}'
 LIGER_HEADS = '{"num_q_heads": 32, "num_kv_heads": 8, "hidden_size": 4096, "dtype": "torch.bfloat16"}'
 
 
@@ -336,25 +338,9 @@ LAYOUTS = {
             ("rope", "liger", "forward", "T", "1024", LIGER_HEADS, 20.0),
             ("cross_entropy", "liger", "forward", "V", "4096", '{"B": 8, "T": 128}', 60.0),
             ("cross_entropy", "torch", "backward", "BT", "1024", '{"vocab_size": 4096, "seq_len": 8192}', 70.0),
-            (
-                "embedding",
-                "torch_compile",
-                "forward",
-                "V",
-                "512",
-                '{"B": 4, "T": 8, "D": 768, "dtype": "float32"}',
-                4.0,
-            ),
+            ("embedding", "torch_compile", "forward", "V", "512", LIGER_TABLE, 4.0),
             ("megatron_swiglu", "megatron", "forward", "ffn_local", "1024", '{"S": 2048, "B": 4}', 40.0),
-            (
-                "fused_add_rms_norm",
-                "liger_rms_norm",
-                "forward",
-                "BT",
-                "64",
-                '{"hidden_size": 128, "dtype": "half"}',
-                9.0,
-            ),
+            ("fused_add_rms_norm", "liger_rms_norm", "forward", "BT", "64", LIGER_NORM, 9.0),
         ],
         {"device": H100},
         {"liger_version": "0.8.0", "p20_us": 1.0, "p80_us": 2.0},

@@ -34,7 +34,7 @@ from cdmpp_server.sandbox.worker import SupervisedWorker, Worker, WorkerDiedErro
 from tests.server.conftest import JSON, LINEAR, plan_examples, problem
 from tests.waiting import ROOT, run_in_virtual_time, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shipped_model_is_loaded_once")]
 
 EXAMPLES = ROOT / "docs" / "examples"
 #: A search that is still running when a test asks for its state; tests cancel it.
@@ -261,10 +261,11 @@ def test_faulty_request_is_refused_before_it_becomes_a_job(
 
 
 @pytest.mark.parametrize("kind", [k for k, spec in PLANNERS.items() if "budget_s" in spec.models()[0].model_fields])
-def test_check_of_a_search_does_not_search(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_of_a_search_does_not_search(
+    kind: str, predictor: LatencyPredictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A sound request passes the check before its search has made a step, however large its budget is."""
     value = changed(kind, budget_s=600)
-    predictor = LatencyPredictor.load()
     request = PLANNERS[kind].read(value)
     programs = request.price_requests()
     prices = predict_prices(programs, predictor) if programs else []
