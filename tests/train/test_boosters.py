@@ -29,14 +29,16 @@ from cdmpp.train.run import train_model
 
 GROUP = Group("vllm", "graph", "gemm", False)
 MEDIAN = LEVELS.index(0.5)
+Fitted = tuple[Trees, np.ndarray, np.ndarray]
 
 
-def fitted(rows: int = 4000) -> tuple[Trees, np.ndarray, np.ndarray]:
+@pytest.fixture(scope="module")
+def fitted() -> Fitted:
     """Trees of a residual that depends on the first two columns, and held-out columns with their residual."""
     rng = np.random.default_rng(0)
-    columns = rng.normal(size=(rows, COLUMNS)).astype(np.float32)
+    columns = rng.normal(size=(4000, COLUMNS)).astype(np.float32)
     residual = 0.2 * (columns[:, 0] > 0) + 0.1 * np.sin(3 * columns[:, 1])
-    half = rows // 2
+    half = len(columns) // 2
     trees = fit_trees(
         columns[:half], residual[:half], columns[half:], residual[half:], operators=("linear", "bmm"), seed=0
     )
@@ -55,8 +57,9 @@ def boosted(trees: Trees, columns: np.ndarray) -> RawPredictions:
     return output
 
 
-def test_trees_lower_the_error_of_held_out_rows_and_scale_the_quantiles() -> None:
-    trees, columns, residual = fitted()
+def test_trees_lower_the_error_of_held_out_rows_and_scale_the_quantiles(fitted: Fitted) -> None:
+    trees, columns, residual = fitted
+    columns = columns.copy()
     columns[:, INPUT_WIDTH:] = 0
     output = boosted(replace(trees, widths=(0.5, 1.0)), columns)
     assert relative_error(residual, output.point) < 0.4 * relative_error(residual, np.zeros(len(residual)))
@@ -71,8 +74,8 @@ def test_no_trees_where_the_residual_is_noise() -> None:
     assert fit_trees(columns, rng.normal(size=2000), held, np.zeros(2000), operators=("linear",), seed=0) is None
 
 
-def test_stored_boosters_are_the_same() -> None:
-    trees, columns, _ = fitted()
+def test_stored_boosters_are_the_same(fitted: Fitted) -> None:
+    trees, columns, _ = fitted
     other = replace(trees, operators=("linear",), widths=(0.25,))
     before = Boosters({GROUP: trees, Group("", "kernel", "gemm", True): other})
     after = Boosters.load(before.save())
