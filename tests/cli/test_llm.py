@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from cdmpp.llm import estimate, goodput, simulate
 from cdmpp.predict.predictor import LatencyPredictor
 from tests.cli.conftest import ROOT, Run
@@ -82,6 +84,7 @@ def test_a_profile_is_fitted_and_used(run: Run, tmp_path: Path) -> None:
     assert "row 2: total_s 0.0001 is below" in run.refused(*arguments)
 
 
+@pytest.mark.slow
 def test_load_is_simulated(run: Run, predictor: LatencyPredictor, tmp_path: Path) -> None:
     options = ("--input", 256, "--output", 32, "--count", 24)
     value = run.json("llm", LLAMA, "-d", "h100-sxm", "--concurrency", 8, *options)

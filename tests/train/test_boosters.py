@@ -57,6 +57,7 @@ def boosted(trees: Trees, columns: np.ndarray) -> RawPredictions:
     return output
 
 
+@pytest.mark.slow
 def test_trees_lower_the_error_of_held_out_rows_and_scale_the_quantiles(fitted: Fitted) -> None:
     trees, columns, residual = fitted
     columns = columns.copy()
@@ -74,6 +75,7 @@ def test_no_trees_where_the_residual_is_noise() -> None:
     assert fit_trees(columns, rng.normal(size=2000), held, np.zeros(2000), operators=("linear",), seed=0) is None
 
 
+@pytest.mark.slow
 def test_stored_boosters_are_the_same(fitted: Fitted) -> None:
     trees, columns, _ = fitted
     other = replace(trees, operators=("linear",), widths=(0.25,))

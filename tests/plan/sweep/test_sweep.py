@@ -113,6 +113,7 @@ def test_text_lists_front_and_infeasible_points(answer: dict[str, Any], tmp_path
     assert "no point meets the goals" in nothing.stderr
 
 
+@pytest.mark.slow
 def test_points_have_the_largest_rate_that_keeps_the_goals(tmp_path: Path, predictor: LatencyPredictor) -> None:
     text = SWEEP.replace("[goals]", "[load]\nshare = 0.8\ncount = 100\n[goals]").replace("[1, 3, 4]", "[1]")
     text = text.replace(', "bfloat16/float8_e4m3"', "").replace("0.02", "0.03")
@@ -131,6 +132,7 @@ def test_points_have_the_largest_rate_that_keeps_the_goals(tmp_path: Path, predi
     assert (points[2]["goodput_requests_per_s"], points[2]["status"]) == (0.0, "missed")
 
 
+@pytest.mark.slow
 def test_goals_under_load_are_judged_by_the_simulation(tmp_path: Path, predictor: LatencyPredictor) -> None:
     head = """
 config = "{config}"

@@ -271,6 +271,7 @@ def test_graph_has_a_bounded_number_of_nodes(archive: Path, tmp_path: Path) -> N
         read_exported(changed(archive, tmp_path / "long.pt2", many))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("archive", ["new"], indirect=True)
 def test_errors_of_torch_are_not_printed(archive: Path, tmp_path: Path) -> None:
     def add(document: dict[str, Any]) -> None:
