@@ -93,7 +93,7 @@ def test_processes_can_create_the_tables_concurrently(database: str) -> None:
         "s.put_programs({32 * 'a': {'operator': 'relu'}}); s.check()"
     )
     started = [
-        subprocess.Popen([sys.executable, "-c", code, database], cwd=ROOT, stderr=subprocess.PIPE) for _ in range(4)
+        subprocess.Popen([sys.executable, "-c", code, database], cwd=ROOT, stderr=subprocess.PIPE) for _ in range(3)
     ]
     for process in started:
         _, error = process.communicate(timeout=PATIENCE_S)
