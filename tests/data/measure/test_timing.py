@@ -151,9 +151,11 @@ def gpu(*names: str) -> Configuration:
     return Configuration({"kind": "cuda", "arch": "sm_80"}, 1, (), lookup(names[0]), names)
 
 
-def test_driver_identifies_the_board_of_a_family() -> None:
+def test_driver_identifies_the_board_of_a_family_and_a_named_board_is_kept() -> None:
     found = named(gpu(*family("a100")), "NVIDIA A100-SXM4-80GB")
     assert found.name == "a100-sxm4-80gb" and found.device == lookup("a100-sxm4-80gb")
+    board = gpu("a100-pcie-40gb")
+    assert named(board, "NVIDIA A100-PCIE-40GB") is board
 
 
 @pytest.mark.parametrize(

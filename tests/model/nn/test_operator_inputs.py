@@ -58,6 +58,16 @@ def test_loads_of_experts_are_columns_of_the_rank_with_most_rows() -> None:
     assert skewed["load_imbalance"] > 1 and skewed["power_law"] == pytest.approx(1.2)
 
 
+def test_a_row_does_not_depend_on_the_other_rows() -> None:
+    specs = [parse_operator(MOE.replace("128", str(tokens)) + ",balance=power_law_1.01") for tokens in (1, 7, 300)]
+    sizes = np.array([[spec.sizes()[name] for name in size_names("moe")] for spec in specs])
+    together, grouped = operator_columns(specs[0].structural_class(), sizes)
+    alone = [operator_columns(specs[0].structural_class(), sizes[i : i + 1]) for i in range(3)]
+    assert grouped is not None
+    np.testing.assert_array_equal(together, np.concatenate([own for own, _ in alone]))
+    np.testing.assert_array_equal(grouped, np.concatenate([pair for _, pair in alone if pair is not None]))
+
+
 def test_a_name_that_is_no_structural_class_gives_zeros() -> None:
     own, grouped = operator_columns("unknown:float32", np.ones((2, 3), dtype=np.int64))
     assert not own.any() and own.shape == (2, len(OPERATOR_COLUMNS)) and grouped is None
