@@ -226,3 +226,10 @@ def test_runs_that_are_longer_than_a_baseline_are_left_out_without_loss() -> Non
         assert wide is not None and narrow is not None
         assert narrow.slowest_s == wide.slowest_s <= most_s
         assert table.ends(most_s).shape[1] < 20 < table.ends().shape[1]
+
+
+def test_infeasible_split_beside_a_rank_without_limit_names_the_limited_rank() -> None:
+    layers = [{**LAYER, "weight_bytes": 100, "activation_bytes": 10}] * 4
+    with pytest.raises(InfeasibleError, match=r"closest one needs 120 bytes there, 2.4 times 50") as caught:
+        plan_of(layers=layers, ranks=[{"memory_bytes": 50}, {}], micro_batches=2)
+    assert caught.value.path == "ranks.0.memory_bytes"

@@ -352,7 +352,9 @@ def _infeasible(table: LayerTable, ranks: Sequence[Rank], any_order: bool) -> In
     count = len(ranks)
 
     def weigh(rank: Rank, position: int) -> Floats:
-        return table.all_bytes_held(table.ahead(position, count), table.ends()) / rank.memory_bytes
+        held = table.all_bytes_held(table.ahead(position, count), table.ends())
+        # Stages that are none stay infinite, also on a rank without a limit.
+        return np.divide(held, rank.memory_bytes, out=held.copy(), where=np.isfinite(held))
 
     least = best_split(table, ranks, any_order, larger, weigh)
     assert least is not None
