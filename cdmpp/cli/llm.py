@@ -23,7 +23,7 @@ from cdmpp.cli.output import (
 from cdmpp.cli.plan import check_figure, save_figure
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.llm import defaults
-from cdmpp.llm.options import BATCH, LAYOUT, MAX_REQUESTS, MODEL, OUTPUT, SERVING
+from cdmpp.llm.options import BATCH, LAYOUT, MAX_REQUESTS, MODEL, OUTPUT, SERVING, TYPES
 from cdmpp.predict.rendering import render
 from cdmpp.utils.files import parse_file, parse_table
 from cdmpp.utils.units import format_latency
@@ -43,7 +43,7 @@ _OUTPUT = replace(
 )
 
 
-@with_options(MODEL | BATCH | SERVING | {"output": _OUTPUT})
+@with_options(BATCH | SERVING | {"output": _OUTPUT})
 def llm(
     config: Annotated[
         Path,
@@ -165,7 +165,7 @@ def llm(
 #: Settings of a server, of rows that do not state them.
 _OF_ROWS = {
     name: replace(MODEL[name], help="Of rows that do not say.", default=None, unset="", choices=())
-    for name in (*LAYOUT, "dtype", "weights", "kv_dtype")
+    for name in LAYOUT | TYPES
 }
 
 
@@ -175,8 +175,8 @@ def calibrate(
         Path,
         typer.Argument(
             metavar="MEASURED.csv",
-            help="Columns batch (or rate), input, output, and total_s, ttft_s or tpot_s; optionally tp, pp, ep, dp, "
-            "dtype, weights, kv_dtype, config, device, closed_loop, prefix_hit. "
+            help="Columns batch (or rate), input, output, and total_s, ttft_s or tpot_s; optionally "
+            f"{', '.join(_OF_ROWS)}, config, device, closed_loop, prefix_hit. "
             "Or a JSON result of vLLM's or SGLang's serving benchmark.",
         ),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.llm.config import LLMConfig, PartWeights
-from cdmpp.llm.options import MAX_DEGREE
+from cdmpp.llm.options import MAX_DEGREE, LayoutOptions, TypeOptions
 from cdmpp.programs.elements import DTYPE_BYTES, canonical_dtype
 
 #: Largest degree of each kind of parallelism.
@@ -59,6 +59,11 @@ class Layout:
             dp = max(1, ep // tp) if type(tp) is type(ep) is int and tp > 0 else 1
         for name, value in (("tp", tp), ("pp", pp), ("ep", ep), ("dp", dp)):
             object.__setattr__(self, name, value)
+
+    @classmethod
+    def of(cls, options: LayoutOptions) -> Layout:
+        """The degrees of a request."""
+        return cls(options["tp"], options["pp"], options["ep"], options["dp"])
 
     @property
     def expert_tp(self) -> int:
@@ -188,7 +193,19 @@ class Types:
 
     def stated(self) -> dict[str, Any]:
         """``dtype``, ``weights`` and ``kv_dtype`` of a request for these types, whatever the configuration says."""
-        return {"dtype": self.dtype, "weights": self.weights or self.dtype, "kv_dtype": self.kv_dtype or self.dtype}
+        return self.of_answer() | {"weights": self.weights or self.dtype}
+
+    def of_answer(self) -> dict[str, Any]:
+        """The same as an answer reports them: ``weights`` is None unless they are quantised."""
+        return {"dtype": self.dtype, "weights": self.weights, "kv_dtype": self.kv_dtype or self.dtype}
+
+    @classmethod
+    def of_options(
+        cls, config: LLMConfig, options: TypeOptions, device: DeviceSpec | None, usual_kv_dtype: str | None = None
+    ) -> Types:
+        """:meth:`of` the options of a request."""
+        stated = options["dtype"], options["weights"], options["kv_dtype"]
+        return cls.of(config, *stated, device, usual_kv_dtype)
 
     @classmethod
     def of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BeforeValidator, Field, create_model
@@ -14,7 +14,8 @@ from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.llm import EstimatePlan, LLMEstimate, defaults, read_config
 from cdmpp.llm.engines.profile import load_engine
-from cdmpp.llm.options import BATCH, LAYOUT, MODEL, SERVING, RequestOption
+from cdmpp.llm.estimate_result import EstimateSettings
+from cdmpp.llm.options import BATCH, LAYOUT, SERVING, TYPES, RequestOption
 from cdmpp.llm.serving.calibrate import MIN_ROWS, CalibrationPlan
 from cdmpp.llm.serving.simulate import NETWORK_BYTES_PER_S, ServingPlan, resolved_pool
 from cdmpp.predict.prediction import ErrorInfo, Prediction, Query, Seconds
@@ -85,14 +86,14 @@ class _Model(RequestModel):
     model: ModelName = None
 
 
-@with_options(MODEL | BATCH)
+@with_options(BATCH)
 class LlmRequest(_Model):
     """A language model on one device."""
 
     device: Device
 
 
-@with_options(MODEL | BATCH)
+@with_options(BATCH)
 class LlmDevicesRequest(_Model):
     """A language model on several devices."""
 
@@ -109,8 +110,8 @@ class CalibrateRequest(RequestModel):
         Field(
             min_length=MIN_ROWS,
             max_length=MAX_MEASUREMENTS,
-            description="Objects with batch (or rate), input, output; optionally tp, pp, ep, dp, dtype, weights, "
-            "kv_dtype, config, device, closed_loop, prefix_hit; one or more of total_s, ttft_s, tpot_s.",
+            description=f"Objects with batch (or rate), input, output; optionally {', '.join(LAYOUT | TYPES)}, "
+            "config, device, closed_loop, prefix_hit; one or more of total_s, ttft_s, tpot_s.",
         ),
     ]
     engine: Annotated[
@@ -142,8 +143,7 @@ class PrefillPoolFields(RequestModel):
 
 
 @with_options(
-    MODEL
-    | SERVING
+    SERVING
     | {
         "count": replace(SERVING["count"], maximum=MAX_SIMULATED),
         "warmup": replace(SERVING["warmup"], below=MAX_SIMULATED),
@@ -232,28 +232,20 @@ class LlmPart(AnswerModel):
 Step = Annotated[Seconds | None, Field(description="null for a single output token.")]
 
 
-class LlmAnswer(AnswerModel):
-    """Estimate of a batch from prompt to last token, with the settings of the request."""
-
+class _EstimatedModel(AnswerModel):
     model_id: str
     model_type: str
     parameters: Annotated[int, Field(description="Number of parameters of the language model.")]
-    device: str
-    tp: int
-    pp: int
-    ep: int
-    dp: int
-    batch: int
-    input: int
-    output: int
-    dtype: str
-    weights: str | None
-    kv_dtype: str
-    engine: Annotated[str, Field(description="Name of the profile.")]
-    framework: str
-    cuda_graph: bool
-    mtp: int
-    acceptance: float
+
+
+_SETTINGS: dict[str, Any] = {name: (hint, ...) for name, hint in get_type_hints(EstimateSettings).items()}
+_SETTINGS["engine"] = (Annotated[str, Field(description="Name of the profile.")], ...)
+_WithSettings: Any = create_model("_WithSettings", __base__=_EstimatedModel, **_SETTINGS)
+
+
+class LlmAnswer(_WithSettings):  # its fields begin with those of EstimateSettings
+    """Estimate of a batch from prompt to last token, with the settings of the request."""
+
     gpus: int
     prefill_s: Annotated[Seconds, Field(description="The step over all prompts.")]
     prefill_lower_s: Seconds

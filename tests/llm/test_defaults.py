@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from cdmpp.cli.main import app
 from cdmpp.client.operations import Operations
 from cdmpp.llm import calibrate, estimate, goodput, search_layouts, simulate, training_step
-from cdmpp.llm.options import BATCH, MODEL, SERVING, TRAINING, RequestOption
+from cdmpp.llm.options import BATCH, SERVING, TRAINING, RequestOption
 from cdmpp.llm.serving.simulate import ServingPlan
 from cdmpp.plan.sweep.points import Sweep, SweepLoad
 from cdmpp.predict.predictor import LatencyPredictor
@@ -53,8 +53,8 @@ def _differences(expected: Mapping[str, Any], found: Mapping[str, Any], least: i
 @pytest.mark.parametrize(
     ("function", "found", "least"),
     [
-        (estimate, of_options(MODEL | BATCH), 13),
-        (simulate, of_options(MODEL | SERVING), 19),
+        (estimate, of_options(BATCH), 13),
+        (simulate, of_options(SERVING), 19),
         (training_step, of_options(TRAINING), 15),
         (estimate, of_schema(Sweep), 8),
         (simulate, of_python(ServingPlan), 20),

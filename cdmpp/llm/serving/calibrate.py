@@ -23,6 +23,7 @@ from cdmpp.llm.engines.profile import Engine, EngineProfile, load_engine
 from cdmpp.llm.estimate_plan import EstimatePlan, resolved_device, shipped_predictor
 from cdmpp.llm.layout import Layout, Types
 from cdmpp.llm.memory import weights_read
+from cdmpp.llm.options import LAYOUT, TYPES
 from cdmpp.llm.pricing import PricedStep
 from cdmpp.llm.read import read_config
 from cdmpp.llm.serving.calibrate_load import MAX_LOAD_ROWS, LoadRow, queues
@@ -34,9 +35,9 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 Indices = np.ndarray[Any, np.dtype[Any]]
 
 #: Columns of a measurement besides the durations.
-COUNTS = ("batch", "input", "output", "tp", "pp", "ep", "dp")
+COUNTS = ("batch", "input", "output", *LAYOUT)
 DURATIONS = ("total_s", "ttft_s", "tpot_s")
-_OTHER = ("dtype", "weights", "kv_dtype", "config", "device", "closed_loop", "rate", "prefix_hit")
+_OTHER = (*TYPES, "config", "device", "closed_loop", "rate", "prefix_hit")
 #: Parameters of the fit, their prior where the profile has none, and the prior's standard deviation in logs.
 PARAMETERS = ("kernel_factor", "step_s", "sequence_s", "ranks_s")
 _CENTRE = np.array([1.0, 1e-3, 2e-5, 4e-4])
@@ -531,7 +532,7 @@ def _plan(
         raise DataError("no duration", hint="give one of " + ", ".join(DURATIONS))
     if "tpot_s" in durations and counts["output"] == 1:
         raise DataError("tpot_s of a single output token", hint="leave it out")
-    types: dict[str, Any] = {name: stated[name] for name in ("dtype", "weights", "kv_dtype") if name in stated}
+    types: dict[str, Any] = {name: stated[name] for name in TYPES if name in stated}
     dimensions = read_config(stated.get("config", config))
     spec = resolve(stated.get("device", device))
     durations["closed_loop"] = _flag(stated.get("closed_loop", False), "closed_loop")

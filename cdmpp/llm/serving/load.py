@@ -14,8 +14,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.llm import defaults
 from cdmpp.llm.config import LLMConfig
-from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor
-from cdmpp.llm.read import read_config
+from cdmpp.llm.estimate_plan import resolved, resolved_device
 from cdmpp.llm.serving.simulate import ServingPlan, ServingResult, resolved_pool, simulate
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.rendering import Rendered, Table, percent
@@ -120,9 +119,8 @@ def goodput(
     ... # doctest: +SKIP
     """
     _check_goals(ttft_s, tpot_s, share)
-    predictor = shipped_predictor() if predictor is None else predictor
+    predictor, model, spec = resolved(predictor, config, device)
     options["prefill_pool"] = resolved_pool(options.get("prefill_pool"), lambda name: resolved_device(name, predictor))
-    model, spec = read_config(config), resolved_device(device, predictor)
     count = options.pop("count", None)
     if count is None:
         probe = ServingPlan(model, spec, rate=1.0, count=1, **{**options, "warmup": 0})

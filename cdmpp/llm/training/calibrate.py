@@ -13,7 +13,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, FieldError
 from cdmpp.llm.config import LLMConfig
 from cdmpp.llm.engines.profile import Engine, EngineProfile, load_training_engine
-from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor
+from cdmpp.llm.estimate_plan import resolved, resolved_device, shipped_predictor
 from cdmpp.llm.read import read_config
 from cdmpp.llm.training.step import TrainingPlan
 from cdmpp.predict.interface import Predictor
@@ -258,11 +258,9 @@ def fit_training(
     predictor: Predictor | None = None,
 ) -> TrainingCalibration:
     """:func:`calibrate_training` with its errors."""
-    predictor = shipped_predictor() if predictor is None else predictor
+    predictor, model, spec = resolved(predictor, config, device)
     rows = read_training_measurements(measurements) if isinstance(measurements, str | PathLike) else measurements
-    plan = TrainingCalibrationPlan(
-        read_config(config), resolved_device(device, predictor), rows, load_training_engine(engine), predictor
-    )
+    plan = TrainingCalibrationPlan(model, spec, rows, load_training_engine(engine), predictor)
     return plan.calibration(predictor.predict_queries(plan.queries))
 
 

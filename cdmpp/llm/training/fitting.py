@@ -9,7 +9,8 @@ from typing import Any
 
 from cdmpp.errors import FieldError
 from cdmpp.llm.config import LLMConfig
-from cdmpp.llm.training.layout import Overlap, Recompute, TrainingLayout
+from cdmpp.llm.options import Overlap, Recompute
+from cdmpp.llm.training.layout import TrainingLayout
 
 #: Layouts of more devices are not proposed.
 MAX_PROPOSED_GPUS = 1024

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from cdmpp.devices.registry import known
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.llm.config import LLMConfig
 from cdmpp.llm.layout import Layout, Types, allowed_tp
-from cdmpp.llm.options import MAX_GLOBAL_BATCH, MAX_RANKS, MAX_SEQUENCE, check_whole
+from cdmpp.llm.options import MAX_GLOBAL_BATCH, MAX_RANKS, MAX_SEQUENCE, Overlap, Recompute, Sharding, check_whole
 
-Sharding = Literal["none", "optimizer", "fsdp"]
-Recompute = Literal["none", "selective", "full"]
-Overlap = Literal["none", "gradients", "all"]
 #: Types of the products -> element type of their operands, and scaling. Products of MXFP8 are predicted as those with
 #: one scale for each tensor: the units have one rate for both, and only the latter were measured.
 PRODUCTS: dict[str, tuple[str, str]] = {

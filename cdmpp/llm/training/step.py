@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import fields
 from os import PathLike
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 
@@ -17,11 +17,12 @@ from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.llm import defaults
 from cdmpp.llm.config import LLMConfig
 from cdmpp.llm.engines.profile import Engine, EngineProfile, Place, load_training_engine
-from cdmpp.llm.estimate_plan import asked_of
+from cdmpp.llm.estimate_plan import resolved
 from cdmpp.llm.memory import model_size
+from cdmpp.llm.options import TrainingOptions, with_options
 from cdmpp.llm.pricing import KINDS, combined
 from cdmpp.llm.training.fitting import smallest_layouts
-from cdmpp.llm.training.layout import BLOCK_SCALED, Overlap, Recompute, Sharding, TrainingLayout, training_types
+from cdmpp.llm.training.layout import BLOCK_SCALED, TrainingLayout, training_types
 from cdmpp.llm.training.links import BOUNDS, Links
 from cdmpp.llm.training.memory import RankParameters, model_flops, stage_layers, training_memory
 from cdmpp.llm.training.parts import LayerBuilder, Message, StepItem, merged_items, program_flops
@@ -621,28 +622,15 @@ class TrainingPlan:
             yield f"{layout.sequence:,} tokens exceed max_position_embeddings, {self.config.context:,}"
 
 
+@with_options(TrainingOptions)
 def training_step(
     config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
     device: DeviceSpec | Mapping[str, Any] | str,
     *,
-    gpus: int,
-    tp: int = defaults.DEGREE,
-    pp: int = defaults.DEGREE,
-    virtual_pp: int = defaults.DEGREE,
-    cp: int = defaults.DEGREE,
-    ep: int = defaults.DEGREE,
-    sharding: Sharding = defaults.SHARDING,
-    micro_batch: int = defaults.MICRO_BATCH,
-    global_batch: int,
-    sequence: int,
-    dtype: str = defaults.DTYPE,
-    products: str | None = None,
-    recompute: Recompute = defaults.RECOMPUTE,
-    overlap: Overlap | None = None,
-    ranks_per_node: int | None = None,
     network: float | str | None = None,
     engine: Engine = defaults.TRAINING_ENGINE,
     predictor: Predictor | None = None,
+    **options: Unpack[TrainingOptions],
 ) -> TrainingStep:
     """Predict how long one training step of a language model takes on a cluster.
 
@@ -696,7 +684,6 @@ def training_step(
     ...               global_batch=128, sequence=8192).step_s                                  # doctest: +SKIP
     9.1
     """
-    options = locals().copy()
-    predictor, config, device = asked_of(options)
-    plan = TrainingPlan.of(config, device, load_training_engine(options.pop("engine")), options)
+    predictor, model, spec = resolved(predictor, config, device)
+    plan = TrainingPlan.of(model, spec, load_training_engine(engine), {**options, "network": network})
     return plan.result(predictor.model_id, predictor.predict_queries(plan.queries))
