@@ -134,10 +134,7 @@ class EstimatePlan:
     def priced(self, predictions: Sequence[Prediction]) -> tuple[list[PricedStep], list[PricedStep]]:
         """The priced steps of prefill and decode, made of the predictions of :attr:`queries`.
 
-        Raises
-        ------
-        FieldError
-            An operator of the model has no prediction.
+        Raises FieldError where an operator of the model has no prediction.
         """
         remaining = iter([predictions[place] for place in self._place])
         prefill, decode = (
@@ -147,13 +144,7 @@ class EstimatePlan:
         return prefill, decode
 
     def estimate(self, model_id: str, predictions: Sequence[Prediction]) -> LLMEstimate:
-        """The estimate made of the predictions of :attr:`queries`.
-
-        Raises
-        ------
-        FieldError
-            An operator of the model has no prediction.
-        """
+        """The estimate made of the predictions of :attr:`queries`; errors as of :meth:`priced`."""
         prefill, decode = self.priced(predictions)
         s, residual = self.settings, self._engine.residual
         rows = _parts("prefill", prefill, self.prefill_runs)
@@ -187,13 +178,7 @@ class EstimatePlan:
 
 
 def tokens_per_step(mtp: int, acceptance: float) -> float:
-    """Tokens that a decode step makes of a sequence on average: one, and all drafted ones up to the first wrong one.
-
-    Raises
-    ------
-    FieldError
-        ``mtp`` or ``acceptance`` is not allowed.
-    """
+    """Tokens that a decode step makes of a sequence on average: one, and all drafted ones up to the first wrong one."""
     if type(mtp) is not int or not 0 <= mtp <= MAX_MTP:
         raise FieldError(f"mtp: {str(mtp)[:40]!r} is not allowed", path="mtp", hint=f"0 to {MAX_MTP} drafted tokens")
     if isinstance(acceptance, bool) or not isinstance(acceptance, int | float) or not 0 <= acceptance <= 1:

@@ -36,17 +36,10 @@ _SCALE_BYTES = {"int4": 2 / 128, "float4_e2m1": 1 / 16}
 class Layout:
     """Degrees of parallelism.
 
-    ``tp`` ranks share each layer, ``pp`` stages share the layers, and ``dp`` replicas of the attention divide the
-    batch: ``tp * pp * dp`` devices in all. The experts of a layer are shared by all its ``tp * dp`` ranks, in ``ep``
-    groups (``ep <= tp * dp``) of ``tp * dp / ep`` ranks, which split each of the group's experts. A model without
-    experts has ``dp`` copies.
-
-    Attributes
-    ----------
-    tp, pp, ep : int
-        Degrees of tensor, pipeline and expert parallelism.
-    dp : int
-        Replicas of the attention. Default (None): ``max(1, ep // tp)``.
+    ``tp`` ranks share each layer, ``pp`` stages share the layers, and ``dp`` replicas of the attention (default, None:
+    ``max(1, ep // tp)``) divide the batch: ``tp * pp * dp`` devices in all. The experts of a layer are shared by all
+    its ``tp * dp`` ranks, in ``ep`` groups (``ep <= tp * dp``) of ``tp * dp / ep`` ranks, which split each of the
+    group's experts. A model without experts has ``dp`` copies.
     """
 
     tp: int
@@ -165,31 +158,17 @@ def _widened(weights: str | None, packed: bool, device: DeviceSpec | None) -> bo
 
 @dataclass(frozen=True)
 class Types:
-    """Element types of a model's tensors.
+    """Element types of a model's tensors."""
 
-    Attributes
-    ----------
-    dtype : str
-        Type of activations, cache and weights that are not quantised.
-    weights : str or None
-        Type of quantised weights. ``int4`` is weight-only; the others are types of the products, whose activations
-        are quantised at run time.
-    scaling : str or None
-        Scaling of the weights of the checkpoint; default: that of :data:`WEIGHTS`.
-    kv_dtype : str or None
-        Type of the cache, where it is narrower than ``dtype``.
-    weight_only : bool
-        Whether products widen quantised weights, as engines do for ``int4`` and where the device has no units.
-    parts : tuple of PartWeights
-        Parts of a layer whose weights have another type.
-    """
-
-    dtype: str = "bfloat16"
+    dtype: str = "bfloat16"  # of activations, cache and weights that are not quantised
+    # Type of quantised weights. ``int4`` is weight-only; the others are types of the products, whose activations are
+    # quantised at run time.
     weights: str | None = None
-    scaling: str | None = None
-    kv_dtype: str | None = None
+    scaling: str | None = None  # of the weights of the checkpoint; default: that of :data:`WEIGHTS`
+    kv_dtype: str | None = None  # type of the cache, where it is narrower than ``dtype``
+    # Whether products widen quantised weights, as engines do for ``int4`` and where the device has no units.
     weight_only: bool = False
-    parts: tuple[PartWeights, ...] = ()
+    parts: tuple[PartWeights, ...] = ()  # parts of a layer whose weights have another type
 
     def stated(self) -> dict[str, Any]:
         """``dtype``, ``weights`` and ``kv_dtype`` of a request for these types, whatever the configuration says."""
@@ -219,14 +198,8 @@ class Types:
     ) -> Types:
         """Types of a request; weights and cache that are not stated are those of the configuration.
 
-        Parameters
-        ----------
-        usual_kv_dtype : str, optional
-            Type of the cache where weights are quantised, and neither request nor configuration states its type.
-
-        Raises
-        ------
-        FieldError
+        ``usual_kv_dtype``: type of the cache where weights are quantised, and neither request nor configuration states
+        its type.
         """
         dtype, weights, kv_dtype = canonical_dtype(dtype), canonical_dtype(weights), canonical_dtype(kv_dtype)
         kv_dtype = canonical_dtype(kv_dtype.lower()) if isinstance(kv_dtype, str) else kv_dtype

@@ -123,13 +123,7 @@ _PADDED = ("linear", "bmm", "moe")
 
 
 def padded_decode(step: Decode, parts_of: Callable[[Decode], list[StepPart]]) -> list[StepPart]:
-    """Parts of a decode step, its products with those of slightly more sequences (:attr:`StepPart.padded`).
-
-    Parameters
-    ----------
-    parts_of : callable
-        From a step to its parts.
-    """
+    """Parts of a decode step, its products with those of slightly more sequences (:attr:`StepPart.padded`)."""
     return with_padding(
         parts_of(step), [parts_of(Decode(n, step.cached, drafted=step.drafted)) for n in padded_sizes(step.batch)]
     )

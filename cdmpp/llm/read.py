@@ -65,11 +65,6 @@ def config_fields(path: str | PathLike[str]) -> dict[str, Any]:
 
     ModelOpt states the types of weights in ``hf_quant_config.json`` beside it. The two files may have a prefix:
     ``X_config.json`` and ``X_hf_quant_config.json``.
-
-    Raises
-    ------
-    DataError
-        A file cannot be read, or is not a JSON object.
     """
     file = Path(path)
     file = file / "config.json" if os.path.isdir(path) else file
@@ -118,11 +113,6 @@ def with_configs(request: Any) -> Any:
     So has every ``training`` of a job of a cluster.
     So have ``model`` and ``engine`` of a request with ``global_batch``, which asks for a plan of training.
     Parts of the request without a path are the same objects. A service is never sent paths, and reads none.
-
-    Raises
-    ------
-    DataError
-        A file cannot be read, or is not a JSON object.
     """
     if isinstance(request, Mapping) and {"model", "global_batch"} <= request.keys():
         read = _with_config("llm", {"config": request["model"], "engine": request.get("engine")})

@@ -33,14 +33,9 @@ _OTHER = re.compile(r"rope|quantization|vision|audio|label|generation|_dtype$|_a
 
 
 def contradictions(config: LLMConfig, fields: Fields, own_type: str) -> list[str]:
-    """Descriptions of the fields that the family of ``config`` does not have.
+    """Descriptions of the fields, as the family of ``config`` read them, that it does not have.
 
-    Parameters
-    ----------
-    fields : Fields
-        The fields as the family read them.
-    own_type : str
-        ``model_type`` or class that the configuration states.
+    ``own_type``: ``model_type`` or class that the configuration states.
     """
     names_of_kind: dict[str, list[str]] = {}
     for name in _described(fields.values, fields.read):

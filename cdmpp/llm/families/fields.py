@@ -39,12 +39,7 @@ class Fields:
         return Fields({**self.values, **values}, self.path, self.read)
 
     def size(self, name: str, default: int | None = None, *, least: int = 1, most: int = MAX_SIZE) -> int:
-        """A whole number of the configuration; without a default it is required.
-
-        Raises
-        ------
-        FieldError
-        """
+        """A whole number of the configuration; without a default it is required."""
         value = self.values.get(name)
         if value is None:
             value = default
@@ -62,12 +57,7 @@ class Fields:
         return value if isinstance(value, float) and value % 1 and 1 < value < MAX_SIZE else self.size(name, default)
 
     def flag(self, name: str, default: bool) -> bool:
-        """A truth value of the configuration.
-
-        Raises
-        ------
-        FieldError
-        """
+        """A truth value of the configuration."""
         value = self.values.get(name)
         if value is None:
             return default
@@ -76,12 +66,7 @@ class Fields:
         return value
 
     def text(self, name: str, default: str) -> str:
-        """A text of the configuration.
-
-        Raises
-        ------
-        FieldError
-        """
+        """A text of the configuration."""
         value = self.values.get(name)
         if value is None:
             return default
@@ -90,12 +75,7 @@ class Fields:
         return value
 
     def sizes(self, name: str) -> list[int]:
-        """A list of whole numbers; empty where the field is not given.
-
-        Raises
-        ------
-        FieldError
-        """
+        """A list of whole numbers; empty where the field is not given."""
         values = self.values.get(name)
         if values is None:
             return []

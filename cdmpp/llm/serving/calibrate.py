@@ -57,35 +57,19 @@ REPEATS = 2
 
 @dataclass(frozen=True)
 class MeasuredLoad:
-    """Durations of the fit, one each of a row, and the priced steps that make them.
+    """Durations of the fit, one each of a row, and the priced steps that make them."""
 
-    Attributes
-    ----------
-    row : (durations,) int
-        Number of the row in the file, from 1.
-    log_s : (durations,)
-    duration : (steps,) int
-        Index of the duration that a step belongs to.
-    kernels_s, launched_s, runs : (steps,)
-        Predicted seconds of the kernels and of the launches; how often the step counts.
-    sequences, ranks : (steps,)
-        Sequences of the step; 1 where several ranks share a layer.
-    fixed_s : (steps,)
-        Host time that is not fitted: that of several replicas, and of layers outside of a graph.
-    waved : (steps,)
-        ``runs`` where requests stay together in waves (:func:`phase_runs`).
-    """
-
-    row: Indices
-    log_s: Array
-    duration: Indices
+    row: Indices  # (durations,) int: number of the row in the file, from 1
+    log_s: Array  # (durations,)
+    duration: Indices  # (steps,) int: index of the duration that a step belongs to
+    # (steps,), as all below: predicted seconds of the kernels and of the launches; how often the step counts.
     kernels_s: Array
     launched_s: Array
     runs: Array
-    sequences: Array
-    ranks: Array
-    fixed_s: Array
-    waved: Array
+    sequences: Array  # of the step
+    ranks: Array  # 1 where several ranks share a layer
+    fixed_s: Array  # host time that is not fitted: that of several replicas, and of layers outside of a graph
+    waved: Array  # ``runs`` where requests stay together in waves (:func:`phase_runs`)
 
     def take(self, keep: Indices) -> MeasuredLoad:
         """The durations where ``keep`` holds."""
@@ -106,29 +90,16 @@ class MeasuredLoad:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A fitted profile, and how well it fits.
-
-    Attributes
-    ----------
-    profile : EngineProfile
-    rows : int
-        Measurements.
-    before, after : float
-        Mean of |predicted / measured - 1| with the first profile and with the fitted one.
-    left_out : float or None
-        The same for durations of rows that the fit did not see; None for fewer than three rows.
-    undetermined : list of str
-        Parameters that the measurements say little about, and pairs that they cannot tell apart.
-    waves : bool
-        Whether requests of closed loops stayed together, so that prompts of half of the others delayed a token.
-    """
+    """A fitted profile, and how well it fits."""
 
     profile: EngineProfile
-    rows: int
+    rows: int  # number of measurements
+    # Mean of |predicted / measured - 1| with the first profile and with the fitted one.
     before: float
     after: float
-    left_out: float | None
-    undetermined: list[str]
+    left_out: float | None  # The same for durations of rows that the fit did not see; None for fewer than three rows.
+    undetermined: list[str]  # Parameters that the measurements say little about, and pairs that they cannot tell apart.
+    # Whether requests of closed loops stayed together, so that prompts of half of the others delayed a token.
     waves: bool = False
 
     def to_dict(self) -> dict[str, Any]:
@@ -188,13 +159,7 @@ def fit_engine(
 
 
 def fit_profile(measured: MeasuredLoad, profile: EngineProfile) -> Calibration:
-    """The profile that fits measured durations, from ``profile`` as prior.
-
-    Raises
-    ------
-    DataError
-        No profile fits the rows.
-    """
+    """The profile that fits measured durations, from ``profile`` as prior; DataError where none does."""
     host, rows = profile.host, len(np.unique(measured.row))
     centre = np.array([profile.kernel_factor, host.step_s, host.sequence_s, host.ranks_s])
     centre = np.log(np.where(centre > 0, centre, _CENTRE))
@@ -350,25 +315,9 @@ def _undetermined(measured: MeasuredLoad, covariance: Array) -> list[str]:
 class CalibrationPlan:
     """Queries of a calibration, and the fit made of their predictions.
 
-    Parameters
-    ----------
-    config, device, measurements :
-        As of :func:`calibrate`; measurements are mappings.
-    resolve : callable
-        From a device of a request to its specification.
-    profile : EngineProfile
-        The profile to start from.
-    most : float
-        Largest number of queries; more are refused before the rows that follow are read.
-
-    Attributes
-    ----------
-    queries : list of Query
-
-    Raises
-    ------
-    DataError
-        There are fewer than two rows, or one of them is wrong or impossible; the message has its number.
+    Arguments and errors are those of :func:`calibrate`; measurements are mappings. ``resolve``: from a device of a
+    request to its specification. ``most``: largest number of queries; more are refused before the rows that follow are
+    read.
     """
 
     def __init__(
@@ -602,13 +551,7 @@ def _seconds(value: Any, name: str) -> float:
 
 
 def read_measurements(path: str | PathLike[str]) -> list[dict[str, Any]]:
-    """Measurements of a file: CSV, a JSON list, or results of the serving benchmarks of vLLM and SGLang (JSON lines).
-
-    Raises
-    ------
-    DataError
-        The file cannot be read.
-    """
+    """Measurements of a file: CSV, a JSON list, or results of the serving benchmarks of vLLM and SGLang (JSON lines)."""
     name = fspath(path)
     if not name.lower().endswith((".json", ".jsonl")):
         return parse_file(

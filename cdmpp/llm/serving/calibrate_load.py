@@ -29,15 +29,8 @@ MAX_STEPS, MAX_LOAD_ROWS = 100_000, 50
 class LoadRow:
     """A measurement of requests with Poisson arrivals, of a closed loop, or of prompts that are partly cached.
 
-    Attributes
-    ----------
-    queries : list of Query
-        Queries for :meth:`steps`, whatever the profile's host times and factor.
-
-    Raises
-    ------
-    CdmppError
-        The load is impossible, or takes too many steps.
+    Its ``queries`` are those of :meth:`steps`, whatever the profile's host times and factor. Raises CdmppError where
+    the load is impossible, or takes too many steps.
     """
 
     def __init__(
@@ -73,12 +66,8 @@ class LoadRow:
     ) -> Iterator[list[tuple[float, ...]]]:
         """Steps that make each duration, as :meth:`cdmpp.llm.calibrate.MeasuredBuilder.add_steps` takes them.
 
-        Parameters
-        ----------
-        names : sequence of {"total_s", "ttft_s", "tpot_s"}
-            Means over the requests after the warm-up; of a batch the time until all its requests are so far.
-        profile : EngineProfile
-            Engine of the simulation: it decides which steps there are.
+        ``names``: of total_s, ttft_s, tpot_s, which are means over the requests after the warm-up; of a batch the time
+        until all its requests are so far. ``profile``: engine of the simulation, which decides which steps there are.
         """
         config, device, request = self._options
         plan = ServingPlan(config, device, engine=profile, **request)

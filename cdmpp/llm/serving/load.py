@@ -30,30 +30,18 @@ COUNT, MOST, TIMES = 400, 6000, 3
 
 @dataclass(frozen=True)
 class Goodput(Rendered):
-    """Largest rates of a deployment.
+    """Largest rates of a deployment."""
 
-    Attributes
-    ----------
-    requests_per_s : float
-        Largest rate at which ``share`` of the requests keep the goals; 0 where they are missed without any load.
-    saturation_requests_per_s : float
-        Rate at which requests end while all wait from the start: beyond it the queue grows without end.
-    share : float
-    slots : int
-        Requests that run at once, at most.
-    ttft_s, tpot_s : float or None
-        The goals, in seconds.
-    result : ServingResult or None
-        The requests at ``requests_per_s``; None where it is 0.
-    """
-
+    # Largest rate at which ``share`` of the requests keep the goals; 0 where they are missed without any load.
     requests_per_s: float
+    # Rate at which requests end while all wait from the start: beyond it the queue grows without end.
     saturation_requests_per_s: float
     share: float
-    slots: int
+    slots: int  # requests that run at once, at most
+    # The goals, in seconds.
     ttft_s: float | None
     tpot_s: float | None
-    result: ServingResult | None
+    result: ServingResult | None  # the requests at ``requests_per_s``; None where it is 0
 
     def tables(self) -> list[Table]:
         """The rates as a row."""

@@ -15,17 +15,7 @@ if TYPE_CHECKING:
 def draw_load(curves: Mapping[str, Sequence[ServingResult]], goals: Mapping[str, float | None] | None = None) -> Figure:
     """Time between tokens and time to the first one over the output tokens of a GPU; medians, and shaded up to 99 %.
 
-    Parameters
-    ----------
-    curves : mapping of str to sequence of ServingResult
-        By device, in order of the load.
-    goals : mapping of str to float, optional
-        Seconds of "ttft_s" and "tpot_s", as dashed lines.
-
-    Raises
-    ------
-    MissingDependencyError
-        matplotlib is not installed.
+    ``curves``: results by device, in order of the load. ``goals``: seconds of "ttft_s" and "tpot_s", as dashed lines.
     """
     figure = new_figure(8.0, 3.6)
     panels = figure.subplots(1, 2)

@@ -23,25 +23,13 @@ SECONDS_PER_WORK = 0.3e-6
 
 @dataclass
 class WorkLimit:
-    """Work of a simulation, and its bound.
-
-    Attributes
-    ----------
-    most, spent : float
-        In sequences of steps.
-    """
+    """Work of a simulation, and its bound, in sequences of steps."""
 
     most: float = inf
     spent: float = 0.0
 
     def spend(self, sequences: float) -> None:
-        """Count a step of the loop.
-
-        Raises
-        ------
-        FieldError
-            The simulation exceeds its bound.
-        """
+        """Count a step of the loop; FieldError where the simulation exceeds its bound."""
         self.spent += STEP_WORK + sequences
         if self.spent > self.most:
             raise FieldError(
@@ -283,12 +271,7 @@ class Replica:
 
 
 class LeastLoaded:
-    """The lane with fewest requests, the first of several. Call :meth:`changed` for each lane that has others.
-
-    Parameters
-    ----------
-    lanes : list of Replica
-    """
+    """The lane with fewest requests, the first of several. Call :meth:`changed` for each lane that has others."""
 
     def __init__(self, lanes: list[Replica]) -> None:
         self._lanes = lanes
@@ -362,14 +345,8 @@ def two_pools(
 ) -> None:
     """Prompts are computed by the first pool; their caches go to the second one, which makes all further tokens.
 
-    Parameters
-    ----------
-    clients : int or None
-        Requests in flight; None: they arrive at their times.
-    token_s : float
-        Seconds in which the cache of one token is sent.
-    frontend_s : float
-        Seconds from the arrival of a request until the first pool may run it.
+    ``clients``: requests in flight; None: they arrive at their times. ``token_s``: seconds in which the cache of one
+    token is sent. ``frontend_s``: seconds from the arrival of a request until the first pool may run it.
     """
     pending = deque(sorted(requests, key=lambda r: (r.arrival_s, r.number)))
     arrivals = [pending.popleft() for _ in range(len(pending) if clients is None else min(clients, len(pending)))]

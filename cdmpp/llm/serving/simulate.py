@@ -67,72 +67,39 @@ NETWORK_BYTES_PER_S = 50e9
 
 @dataclass(frozen=True)
 class ServingResult(Rendered):
-    """Requests that were served, in their order.
+    """Requests that were served, in their order."""
 
-    Attributes
-    ----------
-    ttft_s, latency_s, queue_s : (requests,)
-        From arrival to the first token and to the last one; from the front end to the first step of the prompt.
-    tpot_s : (requests with two or more tokens,)
-        Mean time between tokens; requests of one token are left out.
-    output : (requests,)
-        Tokens of each answer.
-    warmup : int
-        Requests at the beginning that means and percentiles leave out.
-    single_token : int
-        Number of requests of one token.
-    duration_s : float
-        From the first arrival to the last token.
-    output_tokens, steps, preemptions : int
-    cache_share : float
-        Largest share of the cache in use.
-    gpus : int
-    relative_lower, relative_upper : float
-        80 % interval of a step's duration, as factors of it.
-    bounds : dict of str to (float, float)
-        80 % intervals of the means of ``ttft_s``, ``tpot_s`` and ``latency_s``, and of ``throughput_tokens_per_s``:
-        those of the same requests with steps of the lower and of the upper duration. Empty without such runs.
-    total_domain : TotalDomain
-        By share of the time of all tokens.
-    engine, device, model_id : str
-    remarks : tuple of str
-        What was assumed.
-    """
-
-    ttft_s: Array
-    tpot_s: Array
-    latency_s: Array
-    queue_s: Array
-    output: Array
-    warmup: int
-    single_token: int
-    duration_s: float
+    ttft_s: Array  # (requests,): from arrival to the first token
+    tpot_s: Array  # (requests with two or more tokens,): mean time between tokens; requests of one token are left out
+    latency_s: Array  # (requests,): from arrival to the last token
+    queue_s: Array  # (requests,): from the front end to the first step of the prompt
+    output: Array  # (requests,): tokens of each answer
+    warmup: int  # requests at the beginning that means and percentiles leave out
+    single_token: int  # number of requests of one token
+    duration_s: float  # from the first arrival to the last token
     output_tokens: int
     steps: int
     preemptions: int
-    cache_share: float
+    cache_share: float  # largest share of the cache in use
     gpus: int
+    # 80 % interval of a step's duration, as factors of it.
     relative_lower: float
     relative_upper: float
+    # 80 % intervals of the means of ``ttft_s``, ``tpot_s`` and ``latency_s``, and of ``throughput_tokens_per_s``:
+    # those of the same requests with steps of the lower and of the upper duration. Empty without such runs.
     bounds: dict[str, tuple[float, float]]
-    total_domain: TotalDomain
+    total_domain: TotalDomain  # by share of the time of all tokens
     engine: str
     device: str
     model_id: str
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()  # what was assumed
 
     def tables(self) -> list[Table]:
         """Percentiles and rates as a row."""
         return serving_tables([self])
 
     def measured(self, name: str) -> Array:
-        """``ttft_s``, ``tpot_s``, ``latency_s`` or ``queue_s`` in seconds, of the requests after the warm-up.
-
-        Raises
-        ------
-        FieldError
-            The name is not known.
-        """
+        """``ttft_s``, ``tpot_s``, ``latency_s`` or ``queue_s`` in seconds, of the requests after the warm-up."""
         if name not in SEQUENCES:
             raise FieldError(
                 f"name: {str(name)[:40]!r} is not known", path="name", hint="one of " + ", ".join(SEQUENCES)
@@ -142,12 +109,8 @@ class ServingResult(Rendered):
         return values[int(several.sum()) if name == "tpot_s" else self.warmup :]
 
     def percentile(self, name: str, q: float) -> float:
-        """Percentile ``q``, from 0 to 100, of :meth:`measured`.
-
-        Raises
-        ------
-        FieldError
-            The name is not known, ``q`` is not allowed, or all requests have one token.
+        """Percentile ``q``, from 0 to 100, of :meth:`measured`; FieldError for ``tpot_s`` where all requests have one
+        token.
         """
         values = self.measured(name)
         if not 0 <= q <= 100:
@@ -244,29 +207,15 @@ def _bounds_text(result: ServingResult) -> str:
 
 @dataclass(frozen=True)
 class PrefillPool:
-    """Devices that compute the prompts, beside those that decode (disaggregated serving).
-
-    Attributes
-    ----------
-    layout : Layout
-    device : DeviceSpec or None
-        None: the device that decodes.
-    bytes_per_s : float
-        Rate at which a device sends its part of a cache.
-    """
+    """Devices that compute the prompts, beside those that decode (disaggregated serving)."""
 
     layout: Layout
-    device: DeviceSpec | None = None
-    bytes_per_s: float = NETWORK_BYTES_PER_S
+    device: DeviceSpec | None = None  # None: the device that decodes
+    bytes_per_s: float = NETWORK_BYTES_PER_S  # rate at which a device sends its part of a cache
 
     @classmethod
     def of(cls, value: PrefillPool | Mapping[str, Any]) -> PrefillPool:
-        """From the fields ``tp``, ``pp``, ``ep``, ``dp``, ``device`` (a specification) and ``bytes_per_s``.
-
-        Raises
-        ------
-        FieldError
-        """
+        """From the fields ``tp``, ``pp``, ``ep``, ``dp``, ``device`` (a specification) and ``bytes_per_s``."""
         if isinstance(value, PrefillPool):
             return value
         known = ("tp", "pp", "ep", "dp", "device", "bytes_per_s")
@@ -288,25 +237,15 @@ class PrefillPool:
 
 @dataclass(frozen=True)
 class _Pool:
-    """Replicas of one layout that share the requests.
-
-    Attributes
-    ----------
-    most, budget : int
-        Sequences and new tokens of a step of a replica.
-    capacity : float
-        Tokens of the cache of a replica.
-    cache_bytes : float
-        Of a token, on the fullest device.
-    """
+    """Replicas of one layout that share the requests."""
 
     layout: Layout
     profile: EngineProfile
     costs: StepCosts
-    most: int
-    budget: int
-    capacity: float
-    cache_bytes: float
+    most: int  # sequences of a step of a replica
+    budget: int  # new tokens of a step of a replica
+    capacity: float  # tokens of the cache of a replica
+    cache_bytes: float  # of a token, on the fullest device
 
     @classmethod
     def of(
@@ -322,11 +261,8 @@ class _Pool:
         mtp: int,
         cuda_graph: bool,
     ) -> _Pool:
-        """A pool for requests with prompts of up to ``prompts`` tokens, and up to ``tokens`` in all.
-
-        Raises
-        ------
-        InfeasibleError
+        """A pool for requests with prompts of up to ``prompts`` tokens, and up to ``tokens`` in all; or
+        InfeasibleError.
         """
         layout.check(config)
         capacity = check_cache(config, layout, types, device, profile.cache_share, tokens)
@@ -500,12 +436,8 @@ class ServingPlan:
     def serve_requests(
         self, tables: Sequence[StepTables], rate: float | None = None, *, log: bool = False
     ) -> tuple[list[ServedRequest], list[list[Replica]]]:
-        """Requests with their times, and the replicas of each pool; parameters are those of :meth:`serve`.
-
-        Parameters
-        ----------
-        log : bool
-            Whether replicas log their steps.
+        """Requests with their times, and the replicas of each pool, which log their steps with ``log``. ``rate`` as of
+        :meth:`serve`.
         """
         loop = self._hit, self._made, self._mtp, len(self._requests), WorkLimit(self._most_work)
         pools = [pool.replicas(table, *loop) for pool, table in zip(self._pools, tables, strict=True)]
@@ -526,12 +458,8 @@ class ServingPlan:
         return requests, pools
 
     def serve(self, model_id: str, tables: Sequence[StepTables], rate: float | None = None) -> ServingResult:
-        """Simulate with step costs.
-
-        Parameters
-        ----------
-        rate : float, optional
-            Requests per second, in place of the plan's; infinite: all arrive together.
+        """Simulate with step costs; ``rate``: requests per second, in place of the plan's; infinite: all arrive
+        together.
         """
         requests, pools = self.serve_requests(tables, rate)
         first = np.array([r.first_s - r.arrival_s for r in requests])

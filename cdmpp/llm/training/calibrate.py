@@ -53,32 +53,18 @@ MAX_ROWS = 500
 
 @dataclass(frozen=True)
 class TrainingCalibration:
-    """A fitted profile, and how well it fits.
-
-    Attributes
-    ----------
-    profile : EngineProfile
-    rows : int
-    before, after : float
-        Mean of |predicted / measured - 1| with the first profile and with the fitted one.
-    left_out : float or None
-        The same for each step with the profile of the others; None for one step.
-    """
+    """A fitted profile, and how well it fits."""
 
     profile: EngineProfile
     rows: int
+    # Mean of |predicted / measured - 1| with the first profile and with the fitted one.
     before: float
     after: float
-    left_out: float | None
+    left_out: float | None  # the same for each step with the profile of the others; None for one step
 
 
 class TrainingCalibrationPlan:
-    """Queries of measured steps, and the calibration made of their predictions; see :func:`fit_training`.
-
-    Attributes
-    ----------
-    queries : list of Query
-    """
+    """Queries of measured steps, and the calibration made of their predictions; see :func:`fit_training`."""
 
     def __init__(
         self,
@@ -101,12 +87,8 @@ class TrainingCalibrationPlan:
         self.queries: list[Query] = [query for plan in self._plans for query in plan.queries]
 
     def calibration(self, predictions: Sequence[Prediction]) -> TrainingCalibration:
-        """The calibration made of the predictions of :attr:`queries`.
-
-        Raises
-        ------
-        FieldError
-            An operator of the model has no prediction.
+        """The calibration made of the predictions of :attr:`queries`; FieldError where an operator of the model has
+        none.
         """
         self._predictions, start = [], 0
         for plan in self._plans:
@@ -231,12 +213,7 @@ def _plan(
 
 
 def read_training_measurements(source: str | PathLike[str]) -> list[dict[str, Any]]:
-    """Measured steps of a CSV file, or of a JSON list of objects.
-
-    Raises
-    ------
-    DataError
-    """
+    """Measured steps of a CSV file, or of a JSON list of objects."""
     rows = parse_file(source, _rows, "CSV or JSON", "a header and a row, or an object, for each measured step")
     if not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{fspath(source)}: not a list of objects", hint="one object for each measured step")

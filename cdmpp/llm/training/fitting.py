@@ -34,16 +34,9 @@ def smallest_layouts(
 ) -> list[TrainingLayout]:
     """Layouts of fewest devices that hold the model, each with the least recomputation that fits.
 
-    The micro-batch is one sequence, and the copies divide the wanted batch.
-
-    Parameters
-    ----------
-    wanted : TrainingLayout
-        The layout that does not fit; sharding and overlap are kept.
-    fits : callable
-        Whether a layout fits the device.
-    domain_ranks : int
-        Most tensor-parallel ranks.
+    The micro-batch is one sequence, and the copies divide the batch of ``wanted``, the layout that does not fit; its
+    sharding and overlap are kept. ``fits``: whether a layout fits the device. ``domain_ranks``: most tensor-parallel
+    ranks.
     """
     experts = 1 if config.experts is None else config.experts.count
     for gpus in _powers(MAX_PROPOSED_GPUS):
@@ -89,10 +82,7 @@ def candidates(
 ) -> list[TrainingLayout]:
     """Layouts that fit the memory, each with the least recomputation that does.
 
-    Parameters
-    ----------
-    given : mapping
-        Values of fields of :class:`TrainingLayout` that all layouts have.
+    ``given``: values of fields of :class:`TrainingLayout` that all layouts have.
     """
     layouts = []
 

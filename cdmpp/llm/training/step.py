@@ -92,17 +92,10 @@ class _Unit:
 class _StagePass:
     """One forward and backward pass of a micro-batch on a stage.
 
-    Attributes
-    ----------
-    compute, host : float
-        Seconds of the kernels with what is recomputed, and what their launches take longer.
-    room : dict of bool to float
-        Seconds of the forward (False) and the backward pass in which messages are hidden: kernels run, or the device
-        waits for the host.
-    exposed : dict of str to (3,)
-        Messages that computation does not hide, by group, with bounds.
-    recompute_s : float
-        Seconds of the kernels that the backward pass runs again.
+    ``exposed``: messages that computation does not hide, by group, (3,) with bounds. ``recompute_s``: seconds of the
+    kernels that the backward pass runs again; ``compute`` includes them. ``host``: seconds that launches take longer.
+    ``room``: seconds of the forward (False) and the backward pass in which messages are hidden: kernels run, or the
+    device waits for the host.
     """
 
     def __init__(
@@ -130,21 +123,9 @@ class TrainingPlan:
     """Queries of a training step, and the step made of their predictions.
 
     Parameters and errors are those of :func:`training_step`; ``config`` and ``device`` are read already.
-
-    Parameters
-    ----------
-    check_memory : bool
-        Whether a step that does not fit is an error.
-    shared : dict, optional
-        Items of plans that differ in stages, batch and sharding only; filled by the first of them.
-
-    Attributes
-    ----------
-    queries : list of Query
-        Queries for a predictor; pass their predictions to :meth:`result`.
-    exposed_dp_s : dict of bool to float
-        After :meth:`result`: exposed exchanges of weights behind forward (False) and of gradients behind backward
-        passes in a step.
+    ``check_memory``: whether a step that does not fit is an error. ``shared``: items of plans that differ in stages,
+    batch and sharding only; filled by the first of them. ``exposed_dp_s``: after :meth:`result`, exposed exchanges of
+    weights behind forward (False) and of gradients behind backward passes in a step.
     """
 
     def __init__(
@@ -315,17 +296,9 @@ class TrainingPlan:
     def result(
         self, model_id: str, predictions: Sequence[Prediction], engine: EngineProfile | None = None
     ) -> TrainingStep:
-        """The step made of the predictions of :attr:`queries`.
+        """The step made of the predictions of :attr:`queries`; FieldError where an operator of the model has none.
 
-        Parameters
-        ----------
-        engine : EngineProfile, optional
-            In place of the plan's, with the same frameworks and bytes.
-
-        Raises
-        ------
-        FieldError
-            An operator of the model has no prediction.
+        ``engine``: in place of the plan's, with the same frameworks and bytes.
         """
         if engine is not None:
             assert engine.training is not None
@@ -336,15 +309,10 @@ class TrainingPlan:
         return self._assembled(model_id, [self._unit(items) for items in self._units])
 
     def layer_pass(self, predictions: Sequence[Prediction], *, backward: bool) -> tuple[Array, dict[str, float]]:
-        """Seconds of one pass of a mean layer over a micro-batch, with its exposed messages; and those of its parts.
+        """Seconds of one pass of a mean layer over a micro-batch, with its exposed messages, (3,): point and bounds;
+        and by part.
 
         The backward pass has what is computed again.
-
-        Returns
-        -------
-        seconds : (3,)
-            Point, lower and upper bound.
-        parts : dict of str to float
         """
         self._predictions = predictions
         layer = self._unit(self._units[0])
