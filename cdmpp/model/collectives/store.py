@@ -49,12 +49,8 @@ def model_files(model: CollectiveModel) -> dict[str, bytes]:
 
 
 def read_model(folder: Path) -> CollectiveModel | None:
-    """The model of a folder; None where the folder has none.
-
-    Raises
-    ------
-    ArtifactError
-        One of the files is missing or damaged, or of another format.
+    """The model of a folder; None where the folder has none. ArtifactError for a missing or damaged file, or another
+    format.
     """
     try:
         payload, text = (_content(folder / name) for name in (TENSORS, HEADER))

@@ -39,32 +39,18 @@ _PEAKS = ("float32", "float16", "bfloat16", "int8", "float8_e4m3", "float4_e2m1"
 
 @dataclass(frozen=True)
 class Limit:
-    """One further prediction, and how it limits that of the query.
+    """One further prediction, and how it limits that of the query."""
 
-    Attributes
-    ----------
-    device : DeviceSpec or None
-        None: the device of the query.
-    framework : int or None
-        None: the framework of the query.
-    below, above : float
-        The query's log latency is at least the other less ``below``, and at most the other plus ``above``.
-    """
-
-    device: DeviceSpec | None
-    framework: int | None
+    device: DeviceSpec | None  # None: the device of the query
+    framework: int | None  # None: the framework of the query
+    # The query's log latency is at least the other less ``below``, and at most the other plus ``above``.
     below: float
     above: float
 
 
 class Comparison:
-    """Further rows of a batch, and which queries they limit.
-
-    Parameters
-    ----------
-    queries : QueryBatch
-    limits : sequence of (positions, Limit)
-        Positions of the queries that each limit is for.
+    """Further rows of a batch, and which queries they limit; ``limits``: positions of the queries that each limit is
+    for.
     """
 
     def __init__(self, queries: QueryBatch, limits: Sequence[tuple[Array, Limit]]) -> None:
@@ -93,14 +79,7 @@ class Comparison:
 
 
 class Alike:
-    """Finds what limits queries that training did not have.
-
-    Parameters
-    ----------
-    evidence : Evidence
-    devices : sequence of DeviceSpec
-        The devices of the training set.
-    """
+    """Finds what limits queries that training did not have."""
 
     def __init__(self, evidence: Evidence, devices: Sequence[DeviceSpec]) -> None:
         self._evidence, self._devices = evidence, [spec for spec in devices if spec.kind == "gpu"]
@@ -109,11 +88,7 @@ class Alike:
     def of(self, batch: QueryBatch, names: Sequence[str]) -> Comparison | None:
         """Further predictions that limit those of a batch; None if there are none.
 
-        Parameters
-        ----------
-        batch : QueryBatch
-        names : sequence of str
-            The devices' names in the evidence, "" where training did not have them.
+        ``names``: the devices' names in the evidence, "" where training did not have them.
         """
         kinds, row = kinds_of(batch, names)
         limits = []

@@ -54,17 +54,11 @@ _EAGER, _LIBRARY = PROTOCOLS.index("eager"), BACKENDS.index("library")
 
 
 def limit(batch: QueryBatch, fast: Array, slow: Array, output: RawPredictions) -> RawPredictions:
-    """Predictions within the physical bounds.
+    """Predictions of n queries within the physical bounds.
 
-    Parameters
-    ----------
-    batch : QueryBatch, n rows
-    fast : (n,) float
-        Share of the bound that measured kernels reach, 1 where none is faster.
-    slow : (n,) float
-        How many times slower than :data:`FUSED_FACTOR` says the fused kernel was measured to be; infinite where it has
-        no upper limit.
-    output : RawPredictions
+    ``fast``: (n,), share of the bound that measured kernels reach, 1 where none is faster. ``slow``: (n,), how many
+    times slower than :data:`FUSED_FACTOR` says the fused kernel was measured to be; infinite where it has no upper
+    limit.
     """
     rows = batch.rows
     summary, device = batch.store.summary[rows.program], stack_devices(batch.specs)[rows.device]

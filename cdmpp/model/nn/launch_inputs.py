@@ -44,20 +44,12 @@ _UNIT = ("warp", "threads", "blocks", "shared", "registers", "per_thread")
 
 
 def launch_inputs(columns: Array, device: Array) -> tuple[Array, Array]:
-    """Inputs of the leaves of GPU programs on devices, and the reference.
+    """Inputs of the leaves of GPU programs on devices, float32, (rows, leaves, LAUNCH_WIDTH), and the reference.
 
-    Parameters
-    ----------
-    columns : float32, (rows, leaves, GPU_WIDTH)
-        Of :mod:`cdmpp.features.launch_columns`; a leaf without a launch (padding) has no threads.
-    device : float64, (rows, .) of :func:`cdmpp.model.nn.figures.device_numbers`
-
-    Returns
-    -------
-    inputs : float32, (rows, leaves, LAUNCH_WIDTH)
-        0 for leaves without a launch.
-    log_reference : float64, (rows,)
-        Natural log of seconds; that of one launch for a program without any.
+    Inputs are 0 for leaves without a launch. The reference, float64, (rows,), is the natural log of seconds; that of
+    one launch for a program without any. ``columns``: float32, (rows, leaves, GPU_WIDTH) of
+    :mod:`cdmpp.features.launch_columns`; a leaf without a launch (padding) has no threads. ``device``: float64, (rows,
+    .) of :func:`cdmpp.model.nn.figures.device_numbers`.
     """
     flags = GPU_WIDTH - len(GPU_FLAGS)
     x = np.concatenate([np.exp2(columns[..., :flags].astype(np.float64)) - 1, columns[..., flags:]], axis=2)
