@@ -98,23 +98,10 @@ def html_table(
     caption: str = "",
     notes: Sequence[str] = (),
 ) -> str:
-    """An HTML table; all texts are escaped.
+    """An HTML table of at most :data:`MAX_ROWS` rows; all texts are escaped.
 
-    Parameters
-    ----------
-    header : sequence of str
-        Column names.
-    rows : sequence of sequences of str
-        Cells, as many per row as ``header`` has. At most :data:`MAX_ROWS` are shown.
-    right : iterable of int
-        Columns that are aligned to the right.
-    caption : str
-        Line above the table.
-    notes : sequence of str
-        Lines below the table.
+    ``right``: columns that are aligned to the right. ``caption``: line above the table. ``notes``: lines below it.
 
-    Examples
-    --------
     >>> html_table(("program", "latency"), [("a<b", "1.00 µs")], right=[1]).count("&lt;")
     1
     """

@@ -551,7 +551,7 @@ def _seconds(value: Any, name: str) -> float:
 
 
 def read_measurements(path: str | PathLike[str]) -> list[dict[str, Any]]:
-    """Measurements of a file: CSV, a JSON list, or results of the serving benchmarks of vLLM and SGLang (JSON lines)."""
+    """Measurements of a CSV file, a JSON list, or results of vLLM's and SGLang's serving benchmarks (JSON lines)."""
     name = fspath(path)
     if not name.lower().endswith((".json", ".jsonl")):
         return parse_file(

@@ -245,7 +245,7 @@ def check_seal(path: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def check_identity(path: Path, manifest: Mapping[str, Any], identity: str) -> None:
-    """Raise ArtifactError if a manifest with a checksum names the model otherwise than by the identity of its content."""
+    """Raise ArtifactError if a manifest with a checksum names another model than the identity of its content."""
     if SEAL in manifest and manifest.get("model_id") != identity:
         raise ArtifactError(
             f"{path} names itself {str(manifest.get('model_id'))[:200]!r}, its content is {identity!r}",

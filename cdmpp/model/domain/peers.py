@@ -234,6 +234,6 @@ def interval_factor(
 
 
 def as_peers(rows: QueryRows, peers: Sequence[int] | Array) -> QueryRows:
-    """Each row repeated for every peer, the peers of one row next to each other; ``peers``: rows of the device matrix."""
+    """Each row repeated for every peer (rows of the device matrix), the peers of one row next to each other."""
     repeated = rows.take(np.repeat(np.arange(len(rows)), len(peers)))
     return replace(repeated, device=np.tile(np.asarray(peers, dtype=np.int32), len(rows)))

@@ -34,21 +34,9 @@ Programs = Template | str | Mapping[str, Any] | Sequence[Template]
 class CurvePlan:
     """Queries of a curve, and the curve made of their predictions.
 
-    Parameters and errors are those of :func:`cdmpp.predict.curves.predict_curve`.
-
-    Parameters
-    ----------
-    find : callable, optional
-        Looks up a device by name, once for all points; without it the predictor does.
-    most : int
-        Largest number of queries.
-
-    Attributes
-    ----------
-    queries : list of Query
-        Queries for a predictor; pass their predictions to :meth:`curve`.
-    levels : tuple of float
-        Quantile levels.
+    Parameters and errors are those of :func:`cdmpp.predict.curves.predict_curve`. ``find``: looks up a device by name,
+    once for all points; without it the predictor does. ``most``: largest number of queries. Attribute ``levels``: of
+    the quantiles.
     """
 
     def __init__(

@@ -232,20 +232,10 @@ def module_predictions(
     execution: Execution | None = None,
     host: Any = None,
 ) -> ModulePrediction | ModulePredictions:
-    """The answer for the device, or a list with one answer per device.
+    """The answer for the device as the caller gave it, or a list with one answer for each of d devices.
 
-    Parameters
-    ----------
-    listing : ModuleListing
-        With p programs.
-    predictions : sequence of Prediction, length p * d
-        Of ``listing.programs`` on the d devices, program by program.
-    device : device, or sequence of d devices
-        As the caller gave it.
-    execution : {"eager", "compiled", "cuda-graph", "compiled-graph"}, optional
-        Default: the sum of the programs.
-    host : optional
-        As :func:`cdmpp.predict.modules.execution.host_profile` takes it.
+    ``predictions``: of the p programs of the listing on the devices, program by program. ``execution`` None: the sum of
+    the programs. ``host``: as :func:`cdmpp.predict.modules.execution.host_profile` takes it.
     """
     count = len(listing.programs)
     if not count:

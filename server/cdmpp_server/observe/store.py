@@ -230,25 +230,11 @@ _HASH = re.compile("[0-9a-f]{32}")
 class ObservationStore:
     """Access to the tables. The methods block, and are safe between threads and processes.
 
-    Parameters
-    ----------
-    database : str
-        As :func:`cdmpp_server.database.database_url` reads it.
-    max_programs, max_program_bytes : int
-        Maximum number and size of stored programs, exceeded by a few for a while. The least recently used are
-        removed first.
-    max_observations : int
-        Maximum number of observations, exceeded by 1 % for a while. The senders with most lose their oldest.
-
-    Attributes
-    ----------
-    signer : Signer or None
-        Makes and reads prediction ids; None until the database was opened for the first time.
-
-    Notes
-    -----
-    Every method raises :class:`StoreUnavailableError` while the database is unavailable; the next call tries
-    again.
+    Every method raises :class:`StoreUnavailableError` while the database is unavailable; the next call tries again.
+    ``database``: as :func:`cdmpp_server.database.database_url` reads it. ``max_programs``, ``max_program_bytes``: of
+    stored programs, exceeded by a few for a while; the least recently used are removed first. ``max_observations``:
+    exceeded by 1 % for a while; the senders with most lose their oldest. Attribute ``signer``, which makes and reads
+    prediction ids, is None until the database was opened for the first time.
     """
 
     def __init__(

@@ -60,17 +60,10 @@ class _WaitingJob:
 class Sandbox:
     """Reads untrusted bytes in worker processes. Belongs to one event loop; an async context manager.
 
-    Parameters
-    ----------
-    workers : int
-        Maximum number of processes for TVM JSON and ONNX, and as many for TVMScript, which needs TVM and
-        seconds to start. Each starts when it is first needed.
-    memory_bytes : int
-        Memory of a worker for the texts that it reads.
-    timeout_s : float
-        Time limit of one program or model, in seconds.
-    max_queued : int
-        Maximum number of waiting turns for either kind of worker; one more is refused.
+    ``workers``: maximum number of processes for TVM JSON and ONNX, and as many for TVMScript, which needs TVM and
+    seconds to start; each starts when it is first needed. ``memory_bytes``: of a worker for the texts that it reads.
+    ``timeout_s``: of one program or model. ``max_queued``: waiting turns for either kind of worker; one more is
+    refused.
     """
 
     def __init__(
