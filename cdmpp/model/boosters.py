@@ -33,7 +33,7 @@ _ARRAYS = ("size", "feature", "left", "value", "numbers")
 WIDE = ("float32", "float16", "bfloat16")
 
 
-class Group(NamedTuple):
+class BoosterGroup(NamedTuple):
     """Queries that one ensemble corrects."""
 
     framework: str  # "" where it is not stated
@@ -42,7 +42,7 @@ class Group(NamedTuple):
     narrow: bool  # whether an operand has another type than :data:`WIDE`
 
     @classmethod
-    def of(cls, context: Context) -> Group | None:
+    def of(cls, context: Context) -> BoosterGroup | None:
         """Group of a query for a library kernel; None for another program."""
         if context.backend != BACKENDS[0]:
             return None
@@ -69,7 +69,7 @@ class Trees:
 class Boosters:
     """Ensembles by the group of queries that each corrects."""
 
-    def __init__(self, groups: dict[Group, Trees]) -> None:
+    def __init__(self, groups: dict[BoosterGroup, Trees]) -> None:
         self.trees = tuple(groups.values())
         self.index = {group: i for i, group in enumerate(groups)}
 
@@ -91,7 +91,9 @@ class Boosters:
         groups = {}
         for i, (*names, operators, reach, widths) in enumerate(json.loads(header["__metadata__"]["groups"])):
             arrays = {name: tensors[f"{i}.{name}"] for name in _ARRAYS}
-            groups[Group(*names)] = Trees(**arrays, operators=tuple(operators), reach=reach, widths=tuple(widths))
+            groups[BoosterGroup(*names)] = Trees(
+                **arrays, operators=tuple(operators), reach=reach, widths=tuple(widths)
+            )
         return cls(groups)
 
 

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from cdmpp.model.boosters import Boosters, Group, Trees, tree_columns, tree_graph
+from cdmpp.model.boosters import BoosterGroup, Boosters, Trees, tree_columns, tree_graph
 from cdmpp.model.domain.score import Context
 from cdmpp.model.inference.engine import session_of
 from cdmpp.model.nn.config import LEVELS
@@ -42,7 +42,7 @@ def booster_code(boosters: Boosters, contexts: frozenset[str], context: Context)
     ``contexts``: :attr:`cdmpp.model.domain.score.Domain.contexts`. The device of ``context`` is "" where training did
     not have it.
     """
-    group = Group.of(context)
+    group = BoosterGroup.of(context)
     index = boosters.index.get(group) if group else None
     if index is None or context.launch_key() not in contexts:
         return -1

@@ -137,7 +137,7 @@ def chain(order: Sequence[int], values: dict[int, Values]) -> dict[int, Values]:
     return final
 
 
-class Coverage(Protocol):
+class DomainParts(Protocol):
     """Parts of the domain score of queries, as in :class:`RawPredictions`, without peers."""
 
     def distance(self, batch: QueryBatch) -> Array:
@@ -198,7 +198,7 @@ class Consistency:
             )
         return halves
 
-    def apply(self, output: RawPredictions, coverage: Coverage) -> RawPredictions:
+    def apply(self, output: RawPredictions, coverage: DomainParts) -> RawPredictions:
         """Predictions of the queries from the network's output for :attr:`batch`."""
         count = len(self._queries.rows)
         names = ("point", "levels", "distance", "step", "factor")

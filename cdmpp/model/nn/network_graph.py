@@ -158,10 +158,10 @@ def network_graph(config: NetworkConfig, weights: dict[str, Array], view: Array)
     hidden layer.
     """
     graph = NetworkGraph(weights)
-    return _Writer(graph, config).write(view)
+    return _GraphWriter(graph, config).write(view)
 
 
-class _Writer:
+class _GraphWriter:
     def __init__(self, graph: NetworkGraph, config: NetworkConfig) -> None:
         self._graph, self._config = graph, config
         g = graph

@@ -620,7 +620,7 @@ def _one_node(
 ) -> Any:
     """``compute(*tensors)`` as one node of autograd; ``backward`` takes down the kernels of its gradient."""
 
-    class Node(torch.autograd.Function):
+    class FusedKernels(torch.autograd.Function):
         """Autograd's node of the fused kernels."""
 
         @staticmethod
@@ -638,7 +638,7 @@ def _one_node(
             backward()
             return results
 
-    return Node.apply(*tensors)  # type: ignore[no-untyped-call]
+    return FusedKernels.apply(*tensors)  # type: ignore[no-untyped-call]
 
 
 #: PyTorch's recurrent networks -> gates of a cell.
