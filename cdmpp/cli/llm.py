@@ -304,7 +304,7 @@ def _serve(
         values.append(value)
     answered = bool(results or limits)
     if plot is not None and curves:
-        from cdmpp.llm.serving.load_plot import draw_load
+        from cdmpp.llm.serving.load import draw_load
 
         save_figure(draw_load(curves, goals), plot)
     if json and (answered or len(values) > 1):

@@ -73,7 +73,7 @@ class LoadRow:
         plan = ServingPlan(config, device, engine=profile, **request)
         requests, [lanes] = plan.serve_requests(plan.tables(predictions), log=True)
         logs = [(lane, np.array(lane.log)) for lane in lanes if lane.log]
-        log = np.concatenate([own for _, own in logs])
+        log = np.concatenate([entries for _, entries in logs])
         _, _, count, prompts, sequences, kernels_s, launched_s, eager_s = log.T
         per_step = (np.ones(len(log)), sequences, kernels_s / count / profile.kernel_factor, launched_s, eager_s)
         # Steps of about as many sequences, an eighth of a doubling, count as their mean.
@@ -87,7 +87,7 @@ class LoadRow:
                 )
             if self._together:
                 kept = [max(kept, key=lambda r: r.first_s if name == "ttft_s" else r.done_s)]
-            shares = [_shares(own, [_window(r, name) for r in kept if r.lane is lane]) for lane, own in logs]
+            shares = [_shares(entries, [_window(r, name) for r in kept if r.lane is lane]) for lane, entries in logs]
             runs = count * np.concatenate(shares) / len(kept)
             sums = np.stack([np.bincount(groups, runs * column) for column in per_step])
             sums = sums[:, sums[0] > 0]

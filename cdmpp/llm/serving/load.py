@@ -1,4 +1,4 @@
-"""Largest rates of a served model: at which it keeps its goals, and at which its queue begins to grow."""
+"""Served models under load: largest rates that keep goals, and curves of latency against throughput."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +18,11 @@ from cdmpp.llm.estimate_plan import resolved, resolved_device
 from cdmpp.llm.serving.simulate import ServingPlan, ServingResult, resolved_pool, simulate
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.rendering import Rendered, Table, percent
+from cdmpp.predict.requests.plot import colours_of, draw_legend, new_figure
 from cdmpp.utils.units import format_latency
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Rates are found to within this share.
 PRECISION = 0.03
@@ -178,3 +182,32 @@ def _check_goals(ttft_s: Any, tpot_s: Any, share: Any) -> None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most or value == inf:
             raise FieldError(f"{name}: {str(value)[:40]!r} is not allowed", path=name, hint="a number above 0")
+
+
+def draw_load(curves: Mapping[str, Sequence[ServingResult]], goals: Mapping[str, float | None] | None = None) -> Figure:
+    """Time between tokens and time to the first one over the output tokens of a GPU; medians, and shaded up to 99 %.
+
+    ``curves``: results by device, in order of the load. ``goals``: seconds of "ttft_s" and "tpot_s", as dashed lines.
+    """
+    figure = new_figure(8.0, 3.6)
+    panels = figure.subplots(1, 2)
+    colours = colours_of(list(curves))
+    for axes, name, label, factor in (
+        (panels[0], "tpot_s", "time between tokens (ms)", 1e3),
+        (panels[1], "ttft_s", "time to the first token (s)", 1.0),
+    ):
+        for device, results in curves.items():
+            shown = [r for r in results if len(r.measured(name))]
+            across = [r.throughput_tokens_per_s / r.gpus for r in shown]
+            middle, high = ([factor * r.percentile(name, q) for r in shown] for q in (50, 99))
+            axes.plot(across, middle, color=colours[device], marker="o", markersize=3, linewidth=1.5)
+            axes.fill_between(across, middle, high, color=colours[device], alpha=0.15, linewidth=0)
+        goal = (goals or {}).get(name)
+        if goal is not None:
+            axes.axhline(factor * goal, color="black", linewidth=1, linestyle="--", label="goal")
+        axes.set_xlabel("output tokens per second and GPU")
+        axes.set_ylabel(label)
+    panels[0].set_ylim(bottom=0)
+    panels[1].set_yscale("log")
+    draw_legend(figure, colours)
+    return figure

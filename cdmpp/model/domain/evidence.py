@@ -277,8 +277,10 @@ class Evidence:
         devices = self._devices.get((kind.operator, "", kind.backend), {})
         if kind.operator == TIR or not devices:
             return False
-        meant = implementation_of(kind.operator, framework)
-        return not any(kind.device in on and implementation_of(kind.operator, f) == meant for f, on in devices.items())
+        implementation = implementation_of(kind.operator, framework)
+        return not any(
+            kind.device in on and implementation_of(kind.operator, f) == implementation for f, on in devices.items()
+        )
 
     def follows(self, kind: QueryKind) -> bool:
         """Whether the type was never trained for this operator, so that it is derived from the 16-bit prediction.

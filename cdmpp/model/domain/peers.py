@@ -92,8 +92,8 @@ class Peers:
         for context in trained:
             self._trained.setdefault((*context[1:5], ""), set()).add(context.device)
         for context in launched or trained:
-            meant = implementation_of(context.operator, context.framework)
-            self._trained.setdefault((*context[1:5], meant), set()).add(context.device)
+            implementation = implementation_of(context.operator, context.framework)
+            self._trained.setdefault((*context[1:5], implementation), set()).add(context.device)
 
     def of(
         self, kind: str, vendor: str, operator: str, dtype: str, protocol: str, backend: str, implementation: str = ""

@@ -87,8 +87,8 @@ def _issue_s(batch: QueryBatch) -> Array:
         floats, sums, *logs = leaves.transpose(2, 0, 1)
         parallel, inside, calls, regions, added, terms, lanes, body = (np.exp2(column) - 1 for column in logs)
         chained = (sums > 0) & (added > 0) & (terms > CHAIN - 0.5) & (lanes < 1.5) & (body < 1.5)
-        each = np.where(chained, ADDITION, 1 / elements[:, None])
-        cycles = calls * LIBRARY_CALL + floats * inside * each
+        operations = np.where(chained, ADDITION, 1 / elements[:, None])
+        cycles = calls * LIBRARY_CALL + floats * inside * operations
         longest = (cycles / np.maximum(parallel, 1.0)).sum(axis=1)
         busy = np.maximum(np.maximum(cycles.sum(axis=1) / units, longest), TVM_CALL) / clock
         out[at] = np.maximum(busy, REGION_S * np.where(units > 1, (regions * (parallel > 1)).sum(axis=1), 0.0))

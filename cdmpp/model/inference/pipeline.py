@@ -226,8 +226,10 @@ class InferencePipeline:
         is_known = index and not self.evidence.lacks(kind._replace(device=name), framework)
         if is_known or not corrects(spec.kind, kind.operator):
             return ""
-        meant = implementation_of(kind.operator, "pytorch" if framework == "pytorch" else None)
-        peers = self._peers.of(spec.kind, spec.vendor, kind.operator, kind.dtype, protocol, kind.backend, meant)
+        implementation = implementation_of(kind.operator, "pytorch" if framework == "pytorch" else None)
+        peers = self._peers.of(
+            spec.kind, spec.vendor, kind.operator, kind.dtype, protocol, kind.backend, implementation
+        )
         if not peers:
             return ""
         weight = weights(spec, kind.operator, kind.dtype or "float32", tuple(peer for _, peer in peers))
@@ -490,8 +492,8 @@ def _by_kind(batch: QueryBatch, chosen: Array) -> Iterator[tuple[Array, DeviceSp
     for i, (device, program, protocol, backend, pytorch) in enumerate(distinct):
         operator, dtype = batch.kinds[program]
         members = chosen[inverse == i]
-        meant = implementation_of(operator, "pytorch" if pytorch else None)
-        yield members, batch.specs[device], (operator, dtype, PROTOCOLS[protocol], BACKENDS[backend], meant)
+        implementation = implementation_of(operator, "pytorch" if pytorch else None)
+        yield members, batch.specs[device], (operator, dtype, PROTOCOLS[protocol], BACKENDS[backend], implementation)
 
 
 def _status_codes(batch: QueryBatch) -> Array:
