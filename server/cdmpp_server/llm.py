@@ -22,11 +22,10 @@ from cdmpp.predict.prediction import ErrorInfo, Prediction, Query, Seconds
 from cdmpp.predict.prediction_matrix import Failed
 from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.elements import canonical_dtype
-from cdmpp_server.concurrency import DESCRIPTION
 from cdmpp_server.curve import MAX_DEVICES
 from cdmpp_server.fields import Device
-from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
-from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned
+from cdmpp_server.openapi import Schema, add_models, ref
+from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned, describe_planned
 from cdmpp_server.predict.schema import ModelName
 from cdmpp_server.schema_base import AnswerModel, RequestModel
 from cdmpp_server.settings import Settings
@@ -43,8 +42,9 @@ Network = Annotated[
     float | Annotated[str, Field(max_length=64)] | None,
     Field(description="Bytes per second of one device between nodes, or a name such as roce-200; null: assumed."),
 ]
-
-
+Config = Annotated[
+    dict[str, Any], Field(max_length=MAX_CONFIG_FIELDS, description="The content of a config.json of Hugging Face.")
+]
 M = TypeVar("M", bound=RequestModel)
 
 
@@ -71,9 +71,7 @@ def _annotation(option: RequestOption) -> Any:
 
 
 class _Model(RequestModel):
-    config: Annotated[
-        dict[str, Any], Field(max_length=MAX_CONFIG_FIELDS, description="The content of a config.json of Hugging Face.")
-    ]
+    config: Config
     engine: Annotated[
         str | dict[str, Any] | None,
         Field(
@@ -302,7 +300,7 @@ _MEANING = {
     "(infeasible), `device` is invalid (invalid_device), or there are more predictions than items of one request "
     "(data_error).",
 }
-_EXAMPLE_MODEL: dict[str, Any] = {
+EXAMPLE_MODEL: dict[str, Any] = {
     "config": {
         "model_type": "llama",
         "hidden_size": 4096,
@@ -314,32 +312,24 @@ _EXAMPLE_MODEL: dict[str, Any] = {
     },
     "device": "h100-sxm",
 }
-_EXAMPLE = {**_EXAMPLE_MODEL, "batch": 8, "input": 1024, "output": 128}
 
 
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
     """Add request, response and problems of ``/llm``."""
     add_models(schemas, LlmRequest, LlmDevicesRequest, LlmAnswer, LlmAnswers, CalibrateRequest, CalibrateAnswer)
     add_models(schemas, SimulateRequest, SimulateAnswer)
-    simulation = document["paths"]["/llm/simulate"]["post"]
-    simulation["description"] += f"\n\n{DESCRIPTION}"
-    add_body(simulation, ref("SimulateRequest"), {**_EXAMPLE_MODEL, "concurrency": 16, "output": 64, "count": 32})
-    add_answer(simulation, ref("SimulateAnswer"), "Times, throughput and use of the cache.")
-    add_problems(simulation, 404, 409, *BODY_PROBLEMS, meaning=_MEANING)
-    calibration = document["paths"]["/llm/calibrate"]["post"]
-    calibration["description"] += f"\n\n{DESCRIPTION}"
+    requests = {"concurrency": 16, "output": 64, "count": 32}
     rows = [{"batch": n, "input": 1024, "output": 128, "total_s": s} for n, s in ((1, 1.2), (32, 2.6))]
-    add_body(calibration, ref("CalibrateRequest"), {**_EXAMPLE_MODEL, "measurements": rows})
-    add_answer(calibration, ref("CalibrateAnswer"), "The profile and its errors.")
-    add_problems(calibration, 404, 409, *BODY_PROBLEMS, meaning=_MEANING)
-    operation = document["paths"]["/llm"]["post"]
-    operation["description"] += (
-        f"\n\nA model has some 50 to 200 predictions for each device; at most {settings.max_items:,} in one request. "
-        f"{DESCRIPTION}"
-    )
-    add_body(operation, {"oneOf": [ref("LlmRequest"), ref("LlmDevicesRequest")]}, _EXAMPLE)
-    add_answer(operation, {"oneOf": [ref("LlmAnswer"), ref("LlmAnswers")]}, "The estimate, or those of `devices`.")
-    add_problems(operation, 404, 409, *BODY_PROBLEMS, meaning=_MEANING)
+    note = f"A model has some 50 to 200 predictions for each device; at most {settings.max_items:,} in one request. "
+    served = ref("SimulateAnswer"), "Times, throughput and use of the cache."
+    describe_planned(document, "/llm/simulate", ref("SimulateRequest"), {**EXAMPLE_MODEL, **requests}, served, _MEANING)
+    fitted = ref("CalibrateAnswer"), "The profile and its errors."
+    example = {**EXAMPLE_MODEL, "measurements": rows}
+    describe_planned(document, "/llm/calibrate", ref("CalibrateRequest"), example, fitted, _MEANING)
+    body = {"oneOf": [ref("LlmRequest"), ref("LlmDevicesRequest")]}
+    estimated = {"oneOf": [ref("LlmAnswer"), ref("LlmAnswers")]}, "The estimate, or those of `devices`."
+    example = {**EXAMPLE_MODEL, "batch": 8, "input": 1024, "output": 128}
+    describe_planned(document, "/llm", body, example, estimated, _MEANING, note)
 
 
 router = APIRouter()

@@ -471,7 +471,7 @@ def _plan(
     stated = {name: value for name, value in row.items() if value not in (None, "")}
     if unknown := sorted(set(stated) - {*COUNTS, *DURATIONS, *_OTHER}):
         raise DataError(f"unknown column {unknown[0]!r}", hint="columns: " + ", ".join((*COUNTS, *_OTHER, *DURATIONS)))
-    rate, prefix_hit = (_number(stated, name) for name in ("rate", "prefix_hit"))
+    rate, prefix_hit = (_number(stated.get(name), name) for name in ("rate", "prefix_hit"))
     needed = ("input", "output") if rate is not None else ("batch", "input", "output")
     if missing := [name for name in needed if name not in stated]:
         raise DataError(f"{missing[0]} is missing", hint="batch (or rate), input and output are needed")
@@ -513,15 +513,6 @@ def _plan(
     return plan, durations
 
 
-def _number(stated: Mapping[str, Any], name: str) -> float | None:
-    """A number of a row, if it is there; :class:`LoadRow` checks its range."""
-    value = stated.get(name)
-    try:
-        return None if value is None else parse_number(value)
-    except (TypeError, ValueError):
-        raise DataError(f"{name} {str(value)[:40]!r} is no number", hint="for example 0.5") from None
-
-
 def _flag(value: Any, name: str) -> bool:
     known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
     try:
@@ -530,24 +521,27 @@ def _flag(value: Any, name: str) -> bool:
         raise DataError(f"{name} {str(value)[:40]!r} is neither true nor false", hint="true or false") from None
 
 
-def _whole(value: Any, name: str) -> int:
+def _parsed(value: Any, name: str, kind: str, example: str, is_allowed: Callable[[float], bool]) -> float:
     try:
         number = parse_number(value)
-        if number != int(number):
+        if not is_allowed(number):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise DataError(f"{name} {str(value)[:40]!r} is no whole number", hint="for example 16") from None
-    return int(number)
+        raise DataError(f"{name} {str(value)[:40]!r} is no {kind}", hint=example) from None
+    return number
+
+
+def _number(value: Any, name: str) -> float | None:
+    """A number of a row, if it is there; :class:`LoadRow` checks its range."""
+    return None if value is None else _parsed(value, name, "number", "for example 0.5", lambda number: True)
+
+
+def _whole(value: Any, name: str) -> int:
+    return int(_parsed(value, name, "whole number", "for example 16", lambda number: number == int(number)))
 
 
 def _seconds(value: Any, name: str) -> float:
-    try:
-        number = parse_number(value)
-        if not 0 < number < 1e7:
-            raise ValueError
-    except (TypeError, ValueError, OverflowError):
-        raise DataError(f"{name} {str(value)[:40]!r} is no duration", hint="seconds, for example 1.25") from None
-    return number
+    return _parsed(value, name, "duration", "seconds, for example 1.25", lambda number: 0 < number < 1e7)
 
 
 def read_measurements(path: str | PathLike[str]) -> list[dict[str, Any]]:
