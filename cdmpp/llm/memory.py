@@ -110,8 +110,7 @@ class Memory:
 def memory_of(
     config: LLMConfig, layout: Layout, types: Types, batch: int, tokens: int, device_bytes: float | None = None
 ) -> Memory:
-    """Memory of the fullest rank, for ``batch`` sequences over all replicas of the attention, of ``tokens`` at their
-    end.
+    """Memory of the fullest rank; ``batch``: sequences over all replicas, ``tokens``: of one at its end.
 
     Weights: the layers of the fullest stage, with the embedding or the output layer. Cache: keys and values of
     ``tokens`` tokens (in layers with a window at most those of the window), or the latents, which every rank holds.

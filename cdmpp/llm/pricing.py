@@ -44,11 +44,11 @@ KINDS = ("gemm", "conv", "attention", "moe", "collective", "vector", "host")
 
 
 def combined(kinds: Array, residual: float = 0.0) -> Array:
-    """Point, lower and upper bound of a sum, ``(3,)``, from the seconds of each kind of kernel, ``(3, kinds)`` or ``(4,
-    kinds)``.
+    """Point, lower and upper bound of a sum, ``(3,)``.
 
-    A fourth row is the part of the point that is not ``in``. Errors within one kind add up, because one model makes
-    them; those of different kinds do not. ``residual``: standard deviation of the log of the sum, besides.
+    ``kinds``: (4, kinds) or (3, kinds), seconds of each kind of kernel: point, bounds, and the part of the point that
+    is not ``in`` (or nothing). Errors within one kind add up, because one model makes them; those of different kinds do
+    not. ``residual``: standard deviation of the log of the sum, besides.
     """
     point = kinds[0].sum()
     if not point > 0:

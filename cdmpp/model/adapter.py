@@ -404,11 +404,11 @@ class Adapter:
     def apply(
         self, point: Array, levels: Array, features: AdapterFeatures, *, one_by_one: bool = False
     ) -> tuple[Array, Array, Array]:
-        """Adapted ``point`` and ``levels`` of n queries, from the base's log latencies, (n,) and (n, len(LEVELS)), and
-        ``unsure``.
+        """Adapted ``point`` and ``levels`` of n queries, and how unsure they are.
 
-        :attr:`width` still has to scale the levels. ``unsure``, (n,): posterior over prior standard deviation: near 0
-        next to a measured query, 1 far from all. A :attr:`weight` below 1 moves it towards 1. ``one_by_one``: see
+        ``point``, ``levels``: the base's log latencies, (n,) and (n, len(LEVELS)); :attr:`width` still has to scale the
+        adapted levels. Unsure, (n,): posterior over prior standard deviation: near 0 next to a measured query, 1 far
+        from all. A :attr:`weight` below 1 moves it towards 1. ``one_by_one``: see
         :meth:`ResidualProcess.mean_and_variance`.
         """
         mean, variance = self.process.mean_and_variance(features, one_by_one=one_by_one)

@@ -109,9 +109,7 @@ class ServingResult(Rendered):
         return values[int(several.sum()) if name == "tpot_s" else self.warmup :]
 
     def percentile(self, name: str, q: float) -> float:
-        """Percentile ``q``, from 0 to 100, of :meth:`measured`; FieldError for ``tpot_s`` where all requests have one
-        token.
-        """
+        """Percentile ``q``, from 0 to 100, of :meth:`measured`; an error where all requests have one token."""
         values = self.measured(name)
         if not 0 <= q <= 100:
             raise FieldError(f"q: {q} is not a percentage", path="q", hint="from 0 to 100")
@@ -261,9 +259,7 @@ class _Pool:
         mtp: int,
         cuda_graph: bool,
     ) -> _Pool:
-        """A pool for requests with prompts of up to ``prompts`` tokens, and up to ``tokens`` in all; or
-        InfeasibleError.
-        """
+        """A pool for requests with prompts of up to ``prompts`` tokens, and up to ``tokens`` in all."""
         layout.check(config)
         capacity = check_cache(config, layout, types, device, profile.cache_share, tokens)
         most_sequences = max(1, min(profile.max_sequences, -(-in_flight // (layout.dp * layout.pp))))
@@ -436,9 +432,7 @@ class ServingPlan:
     def serve_requests(
         self, tables: Sequence[StepTables], rate: float | None = None, *, log: bool = False
     ) -> tuple[list[ServedRequest], list[list[Replica]]]:
-        """Requests with their times, and the replicas of each pool, which log their steps with ``log``. ``rate`` as of
-        :meth:`serve`.
-        """
+        """Requests with their times, and the replicas of each pool, which log their steps with ``log``."""
         loop = self._hit, self._made, self._mtp, len(self._requests), WorkLimit(self._most_work)
         pools = [pool.replicas(table, *loop) for pool, table in zip(self._pools, tables, strict=True)]
         for lane in (lane for replicas in pools for lane in replicas if log):
@@ -458,9 +452,7 @@ class ServingPlan:
         return requests, pools
 
     def serve(self, model_id: str, tables: Sequence[StepTables], rate: float | None = None) -> ServingResult:
-        """Simulate with step costs; ``rate``: requests per second, in place of the plan's; infinite: all arrive
-        together.
-        """
+        """Simulate with step costs; ``rate`` replaces the plan's, and infinite means that all arrive together."""
         requests, pools = self.serve_requests(tables, rate)
         first = np.array([r.first_s - r.arrival_s for r in requests])
         latency = np.array([r.done_s - r.arrival_s for r in requests])

@@ -87,9 +87,7 @@ class TrainingCalibrationPlan:
         self.queries: list[Query] = [query for plan in self._plans for query in plan.queries]
 
     def calibration(self, predictions: Sequence[Prediction]) -> TrainingCalibration:
-        """The calibration made of the predictions of :attr:`queries`; FieldError where an operator of the model has
-        none.
-        """
+        """The calibration made of the predictions of :attr:`queries`; each needs one."""
         self._predictions, start = [], 0
         for plan in self._plans:
             self._predictions.append(predictions[start : start + len(plan.queries)])

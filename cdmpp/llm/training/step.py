@@ -309,10 +309,9 @@ class TrainingPlan:
         return self._assembled(model_id, [self._unit(items) for items in self._units])
 
     def layer_pass(self, predictions: Sequence[Prediction], *, backward: bool) -> tuple[Array, dict[str, float]]:
-        """Seconds of one pass of a mean layer over a micro-batch, with its exposed messages, (3,): point and bounds;
-        and by part.
+        """Seconds of one pass of a mean layer over a micro-batch, (3,) with bounds, and of its parts.
 
-        The backward pass has what is computed again.
+        The first includes exposed messages. The backward pass has what is computed again.
         """
         self._predictions = predictions
         layer = self._unit(self._units[0])

@@ -253,10 +253,10 @@ def corrected(
     weight: float,
     report: dict[str, Any],
 ) -> Artifact:
-    """A base model with its collectives corrected by k measurements, in memory; ArtifactError where it has no such
-    model.
+    """A base model with its collectives corrected by k measurements, in memory.
 
-    ``weight``: share of the correction that is applied.
+    ``weight``: share of the correction that is applied. Raises ArtifactError where the base has no model of
+    collectives.
     """
     model = collectives_of(base)
     if model is None:

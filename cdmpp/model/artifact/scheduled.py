@@ -27,8 +27,7 @@ from cdmpp.utils.files import read_json
 
 
 def attach_scheduled(folder: Path, trained: Path) -> str:
-    """Copy a trained model that reads the schedule's columns into the folder of another; returns the changed model's
-    identity.
+    """Copy a trained model that reads the schedule's columns into the folder of another; returns its new identity.
 
     That folder then predicts programs of backend ``tvm`` with it. The folder is written aside and renamed. The model of
     a former call is replaced. The folder's error table gets the entries of the model's sources and of TIR; ``overall``

@@ -49,9 +49,7 @@ def model_files(model: CollectiveModel) -> dict[str, bytes]:
 
 
 def read_model(folder: Path) -> CollectiveModel | None:
-    """The model of a folder; None where the folder has none. ArtifactError for a missing or damaged file, or another
-    format.
-    """
+    """The model of a folder; None where the folder has none, and ArtifactError for damaged files."""
     try:
         payload, text = (_content(folder / name) for name in (TENSORS, HEADER))
     except OSError as error:

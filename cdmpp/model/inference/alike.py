@@ -49,9 +49,7 @@ class Limit:
 
 
 class Comparison:
-    """Further rows of a batch, and which queries they limit; ``limits``: positions of the queries that each limit is
-    for.
-    """
+    """Further rows of a batch, and the positions of the queries that each limit is for."""
 
     def __init__(self, queries: QueryBatch, limits: Sequence[tuple[Array, Limit]]) -> None:
         specs, parts = list(queries.specs), list[QueryRows]()

@@ -149,8 +149,7 @@ class InferencePipeline:
         )
 
     def _measured_limits(self, batch: QueryBatch, names: Sequence[str]) -> tuple[Array, Array]:
-        """Factors on the physical limits of each query, from the measured rows of its operator on the device, (n,)
-        each.
+        """Factors on the physical limits, (n,) each, from the measured rows of a query's operator on the device.
 
         :meth:`Domain.fast_share` and :meth:`Domain.slow_factor`; 0 and infinite for what the model was adapted to, and
         infinite for what a framework composes of several kernels.

@@ -30,9 +30,9 @@ class NetworkInputs(RowInputs):
     def encode(
         self, network: LatencyNetwork, rows: QueryRows, *, multiple: int = 1, device: Array | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, Array]:
-        """Of rows in :meth:`ProgramStore.order`: latents, (rows, .); standardised inputs, (rows, INPUT_WIDTH); float64
-        log(reference seconds), (rows,).
+        """Latents, inputs and references of rows in :meth:`ProgramStore.order`.
 
+        Latents: (rows, .). Inputs: (rows, INPUT_WIDTH), standardised. References: float64, (rows,), log seconds.
         ``multiple``: see :meth:`cdmpp.model.nn.network.LatencyNetwork.encode_parts`. ``device``: (rows, .), replaces
         the figures of the rows' devices.
         """

@@ -83,8 +83,9 @@ def central_moment_discrepancy(source: Tensor, target: Tensor, moments: int = 5)
 
 
 def maximum_mean_discrepancy(source: Tensor, target: Tensor) -> Tensor:
-    """Biased squared MMD of (programs, width), with a mean of RBF kernels whose widths follow the batch (Long et al.,
-    DAN).
+    """Biased squared MMD of two batches, (programs, width).
+
+    Mean of RBF kernels whose widths follow the batch (Long et al., DAN).
     """
     both = torch.cat((source, target))
     squared = torch.cdist(both, both, compute_mode="donot_use_mm_for_euclid_dist").square()

@@ -145,8 +145,7 @@ class LatencyNetwork(nn.Module):
         return self.encode_parts([PaddedRows(leaves, positions, mask)], inputs, logs)
 
     def encode_parts(self, parts: Sequence[PaddedRows], inputs: Tensor, logs: Tensor, *, multiple: int = 1) -> Tensor:
-        """:meth:`encode` of rows with several leaf counts; ``inputs``, ``logs`` and the result follow the order of the
-        parts.
+        """:meth:`encode` of rows with several leaf counts; all arrays follow the order of the parts.
 
         All leaves go through each matrix product together: one large product is faster than one for every leaf count.
         ``multiple`` pads the number of leaves to a multiple, because kernels of lower precision are prepared per shape;
@@ -246,12 +245,11 @@ class LatencyNetwork(nn.Module):
         return tokens.new_zeros(count, 2).index_copy(0, chosen, seconds[: len(chosen)])
 
     def leaf_seconds(self, leaves: Tensor, tokens: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor) -> Tensor:
-        """Log seconds of scheduled programs from tokens and counts of their leaves, and an indicator of a schedule,
-        (rows, 2).
+        """Log seconds of scheduled programs from tokens and counts of their leaves, and 1, (rows, 2).
 
-        Natural logarithm of seconds and 1; two zeros for a program without schedule columns. ``leaves``: (rows, leaves,
-        columns), unscaled. ``tokens``: (rows, leaves, width). ``mask``: as of :class:`PaddedRows`. ``inputs``: (rows,
-        .), standardised. ``logs``: (rows, len(DEVICE_LOGS)).
+        Two zeros for a program without schedule columns. ``leaves``: (rows, leaves, columns), unscaled. ``tokens``:
+        (rows, leaves, width). ``mask``: as of :class:`PaddedRows`. ``inputs``: (rows, .), standardised. ``logs``:
+        (rows, len(DEVICE_LOGS)).
         """
         counts = torch.exp2(leaves[:, :, _COUNTS].clamp(0.0, 60.0)) - 1
         real = _counted(leaves)

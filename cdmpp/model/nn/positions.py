@@ -21,8 +21,7 @@ POSITION_TABLE = 512
 
 
 def encode_positions(kind: Positions, positions: Array, width: int) -> Array:
-    """Encoding, (..., width) float32, that is added to leaves' tokens at ``positions``, (rows, leaves) or (leaves,)
-    int.
+    """Encoding that is added to leaves' tokens: (..., width) float32 of (rows, leaves) or (leaves,) int.
 
     "standard": PE[p, 2i] = sin(p / 10000^(2i / width)) and PE[p, 2i + 1] its cosine.
 

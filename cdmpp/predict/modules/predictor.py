@@ -236,9 +236,7 @@ def fit_host(
 def execution_of(
     module: Any, execution: Execution | None, protocol: Protocol | None
 ) -> tuple[Execution | None, Protocol]:
-    """The execution of a call, and the protocol of its programs; DataError where both are given, or the former is not
-    known.
-    """
+    """The execution of a call, and the protocol of its programs; both at once are an error."""
     if execution not in (None, *EXECUTIONS):
         raise DataError(f"execution {execution!r} is not known", hint="one of: " + ", ".join(EXECUTIONS))
     if protocol is None:

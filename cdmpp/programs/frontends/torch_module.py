@@ -96,8 +96,7 @@ def list_module(
     optimizer: str | Callable[..., Any] | None = None,
     compiled: bool = False,
 ) -> ModuleListing:
-    """List the kernels that eager PyTorch launches for one run of a module, or with ``compiled`` those of
-    ``torch.compile``.
+    """List the kernels that eager PyTorch launches for one run of a module; ``compiled``: of torch.compile.
 
     The other parameters are those of :meth:`cdmpp.predict.modules.predictor.ModulePredictor.predict_module`. The module
     is traced as a copy and does not change. Raises InvalidProgramError where the module contains itself, does not
