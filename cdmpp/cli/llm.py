@@ -128,7 +128,8 @@ def llm(
     load = {name: options[name] for name in ("concurrency", "rate") if options[name] is not None}
     if requests is not None:
         load["requests"] = _trace(requests)
-    of_load = {name: options[name] for name in ("count", "warmup", "spread", "seed", "prefix_hit")}
+    of_batch = {name: options[name] for name in BATCH if name not in (*MODEL, "output")}
+    of_load = {name: options[name] for name in SERVING if name not in (*MODEL, "concurrency", "rate", "output")}
     if load or goals or prefill_pool is not None:
         if options["batch"] != defaults.BATCH:
             raise DataError("--batch beside a load", hint="leave it out: the engine decides its batches")
@@ -146,7 +147,7 @@ def llm(
         try:
             spec = device_of(predictor.artifact, name)
             tokens = defaults.OUTPUT if output is None else output
-            results.append(estimate(dimensions, spec, batch=options["batch"], output=tokens, **common))
+            results.append(estimate(dimensions, spec, output=tokens, **of_batch, **common))
         except CdmppError as error:
             results.append((name, error))
     estimates = [result for result in results if not isinstance(result, tuple)]
