@@ -280,9 +280,9 @@ def _parts(phase: str, steps: Sequence[PricedStep], runs: Array) -> list[Estimat
             place[1] += often * float(part_s)
             place[2].append(prediction)
     rows = [
-        EstimatePart(phase, name, operator, round(count), seconds, least.domain, least.domain_reason)
+        EstimatePart(phase, name, operator, round(count), seconds, worst.domain, worst.domain_reason)
         for (name, operator, _), (count, seconds, predictions) in sums.items()
-        for least in [max(predictions, key=lambda p: LABELS.index(p.domain))]
+        for worst in [max(predictions, key=lambda p: LABELS.index(p.domain))]
     ]
     host = float(sum(often * step.host()[0] for step, often in zip(steps, runs, strict=True)))
     if host > 1e-9 * sum(row.seconds for row in rows):

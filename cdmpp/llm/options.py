@@ -26,11 +26,11 @@ MIN_RATE, MAX_RATE = 1e-6, 1e6
 REQUIRED: Final = ...
 
 
-def check_whole(name: str, value: Any, most: int) -> None:
-    """Raise :class:`FieldError` unless a value is a whole number from 1 to ``most``."""
-    if type(value) is not int or not 1 <= value <= most:
+def check_whole(name: str, value: Any, maximum: int) -> None:
+    """Raise :class:`FieldError` unless a value is a whole number from 1 to ``maximum``."""
+    if type(value) is not int or not 1 <= value <= maximum:
         raise FieldError(
-            f"{name}: {str(value)[:80]!r} is not allowed", path=name, hint=f"a whole number from 1 to {most}"
+            f"{name}: {str(value)[:80]!r} is not allowed", path=name, hint=f"a whole number from 1 to {maximum}"
         )
 
 
@@ -54,21 +54,21 @@ class RequestOption:
 
 
 def _int(
-    help: str, default: Any, least: int, most: float | None = None, unset: str = "", below: int | None = None
+    help: str, default: Any, minimum: int, maximum: float | None = None, unset: str = "", below: int | None = None
 ) -> RequestOption:
-    return RequestOption(int, help, default, unset, least, most, below)
+    return RequestOption(int, help, default, unset, minimum, maximum, below)
 
 
-def _share(help: str, default: float | None, unset: str = "", *, most: float | None = None) -> RequestOption:
-    return RequestOption(float, help, default, unset, 0, most, 1 if most is None else None)
+def _share(help: str, default: float | None, unset: str = "", *, maximum: float | None = None) -> RequestOption:
+    return RequestOption(float, help, default, unset, 0, maximum, 1 if maximum is None else None)
 
 
 def _text(help: str, default: str | None, choices: tuple[str, ...], unset: str = "") -> RequestOption:
     return RequestOption(str, help, default, unset, choices=choices)
 
 
-def _degree(help: str, most: int = MAX_DEGREE) -> RequestOption:
-    return _int(help, defaults.DEGREE, 1, most)
+def _degree(help: str, maximum: int = MAX_DEGREE) -> RequestOption:
+    return _int(help, defaults.DEGREE, 1, maximum)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -152,7 +152,7 @@ class ModelOptions(LayoutOptions, TypeOptions, total=False):
     cuda_graph: Annotated[bool, RequestOption(bool, "Decode steps may be captured graphs.", defaults.CUDA_GRAPH)]
     input: Annotated[int, _int("Tokens of each prompt.", defaults.INPUT, 1, MAX_TOKENS)]
     mtp: Annotated[int, _int(_DRAFTED, defaults.MTP, 0, MAX_MTP)]
-    acceptance: Annotated[float, _share(_ACCEPTED, defaults.ACCEPTANCE, most=1)]
+    acceptance: Annotated[float, _share(_ACCEPTED, defaults.ACCEPTANCE, maximum=1)]
 
 
 class BatchOptions(ModelOptions, total=False):

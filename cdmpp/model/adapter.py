@@ -133,18 +133,18 @@ class AdapterFeatures:
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
-def kernel(one: AdapterFeatures, other: AdapterFeatures, settings: ResidualSettings) -> Array:
+def kernel(first: AdapterFeatures, second: AdapterFeatures, settings: ResidualSettings) -> Array:
     """Prior covariance of the residuals, (len(one), len(other)), without noise.
 
     Each element is computed from its two rows only, in a fixed order: the result for a query does not depend on the
     other queries.
     """
     s = settings
-    same_family = (one.family[:, None] == other.family[None, :]) & (one.family[:, None] >= 0)
-    same_operator = (one.operator[:, None] == other.operator[None, :]) & (one.operator[:, None] >= 0)
-    same_setting = (one.setting[:, None] == other.setting[None, :]) & (one.setting[:, None] >= 0)
+    same_family = (first.family[:, None] == second.family[None, :]) & (first.family[:, None] >= 0)
+    same_operator = (first.operator[:, None] == second.operator[None, :]) & (first.operator[:, None] >= 0)
+    same_setting = (first.setting[:, None] == second.setting[None, :]) & (first.setting[:, None] >= 0)
     gap = np.zeros(same_family.shape)
-    for weight, left, right in ((1.0, one.numeric, other.numeric), (s.view, one.view, other.view)):
+    for weight, left, right in ((1.0, first.numeric, second.numeric), (s.view, first.view, second.view)):
         for column in range(left.shape[1]):
             step = left[:, column, None].astype(np.float64) - right[None, :, column]
             gap += weight**2 * step * step
@@ -152,8 +152,8 @@ def kernel(one: AdapterFeatures, other: AdapterFeatures, settings: ResidualSetti
     out: Array = (
         s.constant**2 + same_family * (s.family**2 + near) + s.operator**2 * same_operator + s.setting**2 * same_setting
     )
-    if one.peers.shape[1]:
-        left, right = centred(one.peers), centred(other.peers)
+    if first.peers.shape[1]:
+        left, right = centred(first.peers), centred(second.peers)
         products = np.zeros(out.shape)
         for column in range(left.shape[1]):
             products += left[:, column, None] * right[None, :, column]

@@ -131,10 +131,10 @@ def interval_text(lower_s: float | None, upper_s: float | None) -> str:
     return f"{format_latency(lower_s)} – {format_latency(upper_s)}"
 
 
-def out_reasons(figures: Iterable[tuple[str, Any]], most: int = 5) -> list[str]:
-    """Lines with the distinct reasons of figures with the domain "out", each with its name; the first ``most``."""
+def out_reasons(figures: Iterable[tuple[str, Any]], max_lines: int = 5) -> list[str]:
+    """Lines with the distinct reasons of figures with the domain "out", each with its name; the first ``max_lines``."""
     lines = [f"{name} is out: {figure.domain_reason}" for name, figure in figures if figure.domain == "out"]
-    return list(dict.fromkeys(lines))[:most]
+    return list(dict.fromkeys(lines))[:max_lines]
 
 
 def percent(fraction: float | None) -> str:

@@ -208,7 +208,7 @@ def _template(program: ProgramValue, count: int = 1) -> Template:
     return Template.parse(program, count) if isinstance(program, str) else Template(program, count)
 
 
-def _plan(request: CurveRequest | CurvesRequest, find: Find, most: int) -> CurvePlan:
+def _plan(request: CurveRequest | CurvesRequest, find: Find, max_predictions: int) -> CurvePlan:
     if isinstance(request, CurvesRequest):
         templates = [_template(program.program, program.count) for program in request.programs]
     else:
@@ -224,7 +224,7 @@ def _plan(request: CurveRequest | CurvesRequest, find: Find, most: int) -> Curve
         monotone=request.monotone,
         # By name and never load_device: a client's text must not be used as a path on this machine.
         find=find,
-        most=most,
+        max_predictions=max_predictions,
         implementation=request.implementation,
     )
 

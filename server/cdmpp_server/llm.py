@@ -357,14 +357,14 @@ async def calibrate(request: Request) -> Response:
     return await answer_planned(request)
 
 
-def _simulation(request: SimulateRequest, find: Find, most: int) -> ServingPlan:
+def _simulation(request: SimulateRequest, find: Find, max_predictions: int) -> ServingPlan:
     options = request.model_dump(exclude={"config", "device", "model"})
     options["engine"] = load_engine(request.engine, options.pop("framework"), files=False)
     options["prefill_pool"] = resolved_pool(options["prefill_pool"], lambda device: resolve_device(device, find))
     device = resolve_device(request.device, find)
     plan = ServingPlan(read_config(request.config), device, most_work=MAX_SIMULATED_WORK, **options)
-    if len(plan.queries) > most:
-        raise DataError(f"the tables need more than {most:,} predictions", hint="shorter requests")
+    if len(plan.queries) > max_predictions:
+        raise DataError(f"the tables need more than {max_predictions:,} predictions", hint="shorter requests")
     if plan.tokens > MAX_SIMULATED_TOKENS:
         raise DataError(
             f"{plan.tokens:,} tokens in all; at most {MAX_SIMULATED_TOKENS:,}", hint="fewer or shorter requests"
@@ -372,7 +372,7 @@ def _simulation(request: SimulateRequest, find: Find, most: int) -> ServingPlan:
     return plan
 
 
-def _calibration(request: CalibrateRequest, find: Find, most: int) -> CalibrationPlan:
+def _calibration(request: CalibrateRequest, find: Find, max_predictions: int) -> CalibrationPlan:
     for number, row in enumerate(request.measurements, 1):
         if "config" in row and not isinstance(row["config"], dict):
             raise DataError(f"row {number}: config is no object", hint="send the content of config.json")
@@ -380,14 +380,20 @@ def _calibration(request: CalibrateRequest, find: Find, most: int) -> Calibratio
     config, rows = read_config(request.config), request.measurements
     # By name and never load_device: a client's text must not be used as a path on this machine.
     return CalibrationPlan(
-        config, lambda device: resolve_device(device, find), request.device, rows, profile, most, MAX_SIMULATED_WORK
+        config,
+        lambda device: resolve_device(device, find),
+        request.device,
+        rows,
+        profile,
+        max_predictions,
+        MAX_SIMULATED_WORK,
     )
 
 
 class Estimates:
     """A plan for each device, or the reason why it has none."""
 
-    def __init__(self, request: Body, find: Find, most: int) -> None:
+    def __init__(self, request: Body, find: Find, max_predictions: int) -> None:
         options = request.model_dump(exclude={"config", "device", "devices", "model"})
         self._single = isinstance(request, LlmRequest)
         sent = [request.device] if isinstance(request, LlmRequest) else request.devices
@@ -406,9 +412,10 @@ class Estimates:
                 continue
             self._plans.append(plan)
             self.queries += plan.queries
-            if len(self.queries) > most:
+            if len(self.queries) > max_predictions:
                 raise DataError(
-                    f"the devices need more than {most:,} predictions", hint="send fewer devices in one request"
+                    f"the devices need more than {max_predictions:,} predictions",
+                    hint="send fewer devices in one request",
                 )
 
     def answer(self, model_id: str, predictions: Sequence[Prediction]) -> dict[str, Any]:

@@ -141,14 +141,16 @@ async def training_step(request: Request) -> Response:
     return await answer_planned(request)
 
 
-def _plan(request: TrainingStepRequest, find: Find, most: int) -> TrainingPlan:
+def _plan(request: TrainingStepRequest, find: Find, max_predictions: int) -> TrainingPlan:
     # By name or fields, never a file: a client's text must not be used as a path on this machine.
     engine = load_training_engine(request.engine, files=False)
     device = resolve_device(request.device, find)
     options = request.model_dump(exclude={"config", "device", "engine", "model"})
     plan = TrainingPlan.of(read_config(request.config), device, engine, options)
-    if len(plan.queries) > most:
-        raise DataError(f"the step needs more than {most:,} predictions", hint="raise the limit of the service")
+    if len(plan.queries) > max_predictions:
+        raise DataError(
+            f"the step needs more than {max_predictions:,} predictions", hint="raise the limit of the service"
+        )
     return plan
 
 

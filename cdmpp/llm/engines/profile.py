@@ -50,8 +50,8 @@ class MeasuredSteps(BaseModel):
         """
         texts = [f"{name} {stated}" for name, stated, known in self._named(device, products) if stated not in known]
         for name, value in values.items():
-            least, highest = self.ranges.get(name, (value, value))
-            if not least / 2 <= value <= highest * 2:
+            lowest, highest = self.ranges.get(name, (value, value))
+            if not lowest / 2 <= value <= highest * 2:
                 texts.append(f"{name} {value:.3g}")
         return texts
 
@@ -174,9 +174,9 @@ class EngineProfile(Profile):
         """
         measured = self.measured if self.training is None else self.training.measured
         departures = [*measured.departures(*place), *differences] if measured.devices or self.training else []
-        least = (0.0, self.near_residual, max(self.near_residual, self.out_residual))[min(2, len(departures))]
+        added_residual = (0.0, self.near_residual, max(self.near_residual, self.out_residual))[min(2, len(departures))]
         reason = f"no such step was measured with {self.name}: {', '.join(departures)}" if departures else ""
-        placed = self.model_copy(update={"residual": max(self.residual, least)})
+        placed = self.model_copy(update={"residual": max(self.residual, added_residual)})
         return placed, LABELS[min(2, len(departures))], reason
 
     def runs(self, part: str, ranks: int) -> bool:

@@ -316,8 +316,8 @@ class CalibrationPlan:
     """Queries of a calibration, and the fit made of their predictions.
 
     Arguments and errors are those of :func:`calibrate`; measurements are mappings. ``resolve``: from a device of a
-    request to its specification. ``most``: largest number of queries; more are refused before the rows that follow are
-    read.
+    request to its specification. More queries than ``max_queries`` are refused before the rows that
+    follow are read.
     """
 
     def __init__(
@@ -327,7 +327,7 @@ class CalibrationPlan:
         device: DeviceSpec | Mapping[str, Any] | str,
         measurements: Iterable[Mapping[str, Any]],
         profile: EngineProfile,
-        most: float = math.inf,
+        max_queries: float = math.inf,
         most_work: float = math.inf,
     ) -> None:
         self._profile = profile
@@ -357,8 +357,8 @@ class CalibrationPlan:
                 if index.setdefault(key, len(self.queries)) == len(self.queries):
                     self.queries.append(query)
             self._places.append([index[key] for key in keys])
-            if len(self.queries) > most:
-                raise DataError(f"the rows need more than {most:,} predictions", hint="send fewer rows")
+            if len(self.queries) > max_queries:
+                raise DataError(f"the rows need more than {max_queries:,} predictions", hint="send fewer rows")
         if len(self._plans) < MIN_ROWS:
             raise DataError(f"{len(self._plans)} measurements", hint=f"a profile is fitted to {MIN_ROWS} or more")
 
@@ -501,13 +501,13 @@ def _plan(
     else:
         plan = EstimatePlan(dimensions, spec, engine=profile, batch=batch, **counts, **types)
     read = weights_read(dimensions, layout, exact)
-    least = read / spec.mem_bandwidth_bytes_per_s
+    read_s = read / spec.mem_bandwidth_bytes_per_s
     steps = {"total_s": counts["output"], "ttft_s": 1, "tpot_s": 1}
     for name in (name for name in DURATIONS if name in durations):
         seconds = durations[name]
-        if seconds < steps[name] * least:
+        if seconds < steps[name] * read_s:
             raise DataError(
-                f"{name} {seconds:.4g} is below the {steps[name] * least:.4g} s in which {spec.name} reads the weights",
+                f"{name} {seconds:.4g} is below the {steps[name] * read_s:.4g} s in which {spec.name} reads the weights",
                 hint="check device, tp, dtype and weights of the row",
             )
     return plan, durations

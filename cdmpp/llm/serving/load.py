@@ -169,18 +169,18 @@ def load_curve(
         yield simulate(config, device, concurrency=clients, warmup=left_out, **options)
 
 
-def powers_to(most: int) -> list[int]:
-    """1, 2, 4, ... and ``most``: numbers of requests in flight of a curve."""
-    return sorted({most, *(1 << i for i in range(most.bit_length()))})
+def powers_to(maximum: int) -> list[int]:
+    """1, 2, 4, ... and ``maximum``: numbers of requests in flight of a curve."""
+    return sorted({maximum, *(1 << i for i in range(maximum.bit_length()))})
 
 
 def _check_goals(ttft_s: Any, tpot_s: Any, share: Any) -> None:
     if ttft_s is None and tpot_s is None:
         raise FieldError("ttft_s, tpot_s: no goal", path="ttft_s", hint="give one or both, in seconds")
-    for name, value, most in (("ttft_s", ttft_s, inf), ("tpot_s", tpot_s, inf), ("share", share, 1.0)):
+    for name, value, maximum in (("ttft_s", ttft_s, inf), ("tpot_s", tpot_s, inf), ("share", share, 1.0)):
         if value is None and name != "share":
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most or value == inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= maximum or value == inf:
             raise FieldError(f"{name}: {str(value)[:40]!r} is not allowed", path=name, hint="a number above 0")
 
 

@@ -240,7 +240,7 @@ class _Pool:
     layout: Layout
     profile: EngineProfile
     costs: StepCosts
-    most: int  # sequences of a step of a replica
+    max_sequences: int  # sequences of a step of a replica
     budget: int  # new tokens of a step of a replica
     capacity: float  # tokens of the cache of a replica
     cache_bytes: float  # of a token, on the fullest device
@@ -291,7 +291,7 @@ class _Pool:
         """A lane for each replica, and for each batch that passes its stages; no more than there are requests."""
         first, ahead = self.profile.prefill_first, self.profile.schedules_ahead
         return [
-            Replica(tables, self.budget, self.most, self.capacity, first, hit, made, 1 + mtp, effort, ahead)
+            Replica(tables, self.budget, self.max_sequences, self.capacity, first, hit, made, 1 + mtp, effort, ahead)
             for _ in range(min(count, self.layout.dp * self.layout.pp))
         ]
 

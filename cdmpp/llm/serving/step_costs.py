@@ -26,12 +26,12 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 TokenDomain = tuple[str, str, Label | None, float, str | None]
 
 
-def _powers(most: int, *, half: bool = False) -> list[int]:
-    """1, 2, 4, ... up to ``most``, which is the last; ``half``: with the values between."""
-    grid = {1, most}
+def _powers(maximum: int, *, half: bool = False) -> list[int]:
+    """1, 2, 4, ... up to ``maximum``, which is the last; ``half``: with the values between."""
+    grid = {1, maximum}
     size = 2
-    while size < most:
-        grid |= {size, size * 3 // 2} if half and size * 3 // 2 < most else {size}
+    while size < maximum:
+        grid |= {size, size * 3 // 2} if half and size * 3 // 2 < maximum else {size}
         size *= 2
     return sorted(grid)
 

@@ -17,8 +17,8 @@ MAX_PROPOSED_GPUS = 1024
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
-def _powers(most: int) -> list[int]:
-    return [1 << i for i in range(max(1, most).bit_length()) if 1 << i <= most]
+def _powers(maximum: int) -> list[int]:
+    return [1 << i for i in range(max(1, maximum).bit_length()) if 1 << i <= maximum]
 
 
 def _valid(layout: TrainingLayout, config: LLMConfig) -> bool:
@@ -30,7 +30,7 @@ def _valid(layout: TrainingLayout, config: LLMConfig) -> bool:
 
 
 def smallest_layouts(
-    config: LLMConfig, wanted: TrainingLayout, fits: Callable[[TrainingLayout], bool], domain_ranks: int, most: int = 3
+    config: LLMConfig, wanted: TrainingLayout, fits: Callable[[TrainingLayout], bool], domain_ranks: int, count: int = 3
 ) -> list[TrainingLayout]:
     """Layouts of fewest devices that hold the model, each with the least recomputation that fits.
 
@@ -61,12 +61,12 @@ def smallest_layouts(
                             break
         if layouts:
             layouts.sort(key=lambda layout: (RECOMPUTE.index(layout.recompute), layout.pp, layout.tp, layout.ep))
-            return layouts[:most]
+            return layouts[:count]
     return []
 
 
-def _divisors(value: int, most: int) -> list[int]:
-    return [n for n in range(1, most + 1) if value % n == 0]
+def _divisors(value: int, maximum: int) -> list[int]:
+    return [n for n in range(1, maximum + 1) if value % n == 0]
 
 
 def candidates(

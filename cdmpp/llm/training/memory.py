@@ -102,9 +102,9 @@ def _balanced(layers: int, stages: int, work: float, head: float) -> tuple[int, 
     loads = [(work_of_stage, stage) for stage, work_of_stage in enumerate(load)]
     heapq.heapify(loads)
     for _ in range(layers):
-        work_of_stage, least = loads[0]
-        counts[least] += 1
-        heapq.heapreplace(loads, (work_of_stage + work, least))
+        work_of_stage, lightest = loads[0]
+        counts[lightest] += 1
+        heapq.heapreplace(loads, (work_of_stage + work, lightest))
     return tuple(counts)
 
 

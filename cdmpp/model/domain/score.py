@@ -98,7 +98,7 @@ class TotalDomain(NamedTuple):
         if not named:
             return None
         whole = sum(seconds.values()) or 1.0
-        shares = {each: part_s / whole for each, part_s in seconds.items()}
+        shares = {label: part_s / whole for label, part_s in seconds.items()}
         total = label_of_total(shares)
         doubtful = [key for key in named if key[1] == "out" or (total != "out" and key[1] == "near")]
         if not doubtful:

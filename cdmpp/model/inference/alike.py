@@ -144,9 +144,9 @@ def _is_raised(kind: QueryKind) -> bool:
 
 
 @lru_cache(maxsize=65536)
-def is_larger(one: DeviceSpec, other: DeviceSpec) -> bool:
-    """Whether ``one`` is of the architecture of ``other``, and has no figure that is less."""
-    return one.arch == other.arch and all(a >= b for a, b in zip(_figures(one), _figures(other), strict=True))
+def is_larger(device: DeviceSpec, other: DeviceSpec) -> bool:
+    """Whether ``device`` is of the architecture of ``other``, and has no figure that is less."""
+    return device.arch == other.arch and all(a >= b for a, b in zip(_figures(device), _figures(other), strict=True))
 
 
 def nearest(device: DeviceSpec, others: Sequence[DeviceSpec]) -> list[DeviceSpec]:

@@ -110,12 +110,12 @@ class InferencePipeline:
 
     def _predict(self, batch: QueryBatch) -> RawPredictions:
         names = self._evidence_names(batch.specs)
-        asked, batch = batch, self._with_measured_engines(batch, names)
+        queries, batch = batch, self._with_measured_engines(batch, names)
         output = self._predict_possible(batch, names)
         alike = self._alike.of(batch, names)
         if alike is not None:
             output = alike.apply(output, self._predict_possible(alike.batch, self._evidence_names(alike.batch.specs)))
-        other = (batch.rows.framework != asked.rows.framework) & (asked.rows.framework >= 0)
+        other = (batch.rows.framework != queries.rows.framework) & (queries.rows.framework >= 0)
         codes = output.adjusted.astype(np.int8) | np.where(other, ADJUSTMENTS["engine"], 0).astype(np.int8)
         output = _with_status(batch, replace(output, adjusted=codes))
         return replace(output, adjusted=output.adjusted + NO_UNITS * self._lacks_units(batch, names))
@@ -446,14 +446,14 @@ def data_sheet(spec: DeviceSpec) -> str:
     return spec.nominal().digest()
 
 
-def same_device(one: DeviceSpec, other: DeviceSpec) -> bool:
+def same_device(device: DeviceSpec, other: DeviceSpec) -> bool:
     """Whether two specifications describe one device by its data sheet, whatever its name."""
-    return data_sheet(one) == data_sheet(other) and _agree(one, other)
+    return data_sheet(device) == data_sheet(other) and _agree(device, other)
 
 
 @lru_cache(maxsize=4096)
-def _agree(one: DeviceSpec, other: DeviceSpec) -> bool:
-    return one.agrees(other)
+def _agree(device: DeviceSpec, other: DeviceSpec) -> bool:
+    return device.agrees(other)
 
 
 def known_devices(devices: Sequence[Trained]) -> dict[str, list[Trained]]:

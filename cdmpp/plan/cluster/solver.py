@@ -139,7 +139,7 @@ def most_saved(jobs: Sequence[ClusterJob], chosen: Allocation, spare: int) -> fl
     return saved
 
 
-def _items(job: Job) -> list[tuple[int, float]]:
+def _items(job: ClusterJob) -> list[tuple[int, float]]:
     """Extra workers and the seconds that they save, of each count."""
     return [
         (workers - job.workers[0], job.remaining_s[0] - seconds)

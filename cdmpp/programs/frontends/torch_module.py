@@ -181,7 +181,7 @@ def exported_library_graph(exported: Any, name: str) -> ProgramGraph:
         warnings.simplefilter("ignore", FutureWarning)  # torch copies exported programs with its own old calls
         trace = eager_trace(exported.module(), arguments, keywords=keywords)
     last: tuple[str, ...] = ()
-    for number, launch in enumerate(chain.from_iterable([each] * each.runs for each in trace.launches)):
+    for number, launch in enumerate(chain.from_iterable([repeated] * repeated.runs for repeated in trace.launches)):
         node = f"{launch.call}_{number}"
         program = TensorProgram.from_operator(launch.spec)
         builder.launch(node, launch.call, program, reads=last, writes=(node,), remark=launch.remark)
