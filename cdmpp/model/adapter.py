@@ -134,7 +134,7 @@ class AdapterFeatures:
 
 
 def kernel(first: AdapterFeatures, second: AdapterFeatures, settings: ResidualSettings) -> Array:
-    """Prior covariance of the residuals, (len(one), len(other)), without noise.
+    """Prior covariance of the residuals, (len(first), len(second)), without noise.
 
     Each element is computed from its two rows only, in a fixed order: the result for a query does not depend on the
     other queries.

@@ -500,14 +500,13 @@ def _plan(
         plan = LoadRow(dimensions, spec, profile, batch, rate, durations["closed_loop"], request, most_work)
     else:
         plan = EstimatePlan(dimensions, spec, engine=profile, batch=batch, **counts, **types)
-    read = weights_read(dimensions, layout, exact)
-    read_s = read / spec.mem_bandwidth_bytes_per_s
+    read_s = weights_read(dimensions, layout, exact) / spec.mem_bandwidth_bytes_per_s
     steps = {"total_s": counts["output"], "ttft_s": 1, "tpot_s": 1}
     for name in (name for name in DURATIONS if name in durations):
         seconds = durations[name]
-        if seconds < steps[name] * read_s:
+        if seconds < (shortest_s := steps[name] * read_s):
             raise DataError(
-                f"{name} {seconds:.4g} is below the {steps[name] * read_s:.4g} s in which {spec.name} reads the weights",
+                f"{name} {seconds:.4g} is below the {shortest_s:.4g} s in which {spec.name} reads the weights",
                 hint="check device, tp, dtype and weights of the row",
             )
     return plan, durations
