@@ -23,7 +23,7 @@ from cdmpp.cli.output import (
 from cdmpp.cli.plan import check_figure, save_figure
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.llm import defaults
-from cdmpp.llm.options import BATCH, LAYOUT, MAX_REQUESTS, MODEL, OUTPUT, SERVING
+from cdmpp.llm.options import BATCH, LAYOUT, MAX_REQUESTS, MODEL, OUTPUT, SERVING, TYPES
 from cdmpp.predict.rendering import render
 from cdmpp.utils.files import parse_file, parse_table
 from cdmpp.utils.units import format_latency
@@ -43,7 +43,7 @@ _OUTPUT = replace(
 )
 
 
-@with_options(MODEL | BATCH | SERVING | {"output": _OUTPUT})
+@with_options(BATCH | SERVING | {"output": _OUTPUT})
 def llm(
     config: Annotated[
         Path,
@@ -128,7 +128,8 @@ def llm(
     load = {name: options[name] for name in ("concurrency", "rate") if options[name] is not None}
     if requests is not None:
         load["requests"] = _trace(requests)
-    of_load = {name: options[name] for name in ("count", "warmup", "spread", "seed", "prefix_hit")}
+    of_batch = {name: options[name] for name in BATCH if name not in (*MODEL, "output")}
+    of_load = {name: options[name] for name in SERVING if name not in (*MODEL, "concurrency", "rate", "output")}
     if load or goals or prefill_pool is not None:
         if options["batch"] != defaults.BATCH:
             raise DataError("--batch beside a load", hint="leave it out: the engine decides its batches")
@@ -146,7 +147,7 @@ def llm(
         try:
             spec = device_of(predictor.artifact, name)
             tokens = defaults.OUTPUT if output is None else output
-            results.append(estimate(dimensions, spec, batch=options["batch"], output=tokens, **common))
+            results.append(estimate(dimensions, spec, output=tokens, **of_batch, **common))
         except CdmppError as error:
             results.append((name, error))
     estimates = [result for result in results if not isinstance(result, tuple)]
@@ -165,7 +166,7 @@ def llm(
 #: Settings of a server, of rows that do not state them.
 _OF_ROWS = {
     name: replace(MODEL[name], help="Of rows that do not say.", default=None, unset="", choices=())
-    for name in (*LAYOUT, "dtype", "weights", "kv_dtype")
+    for name in LAYOUT | TYPES
 }
 
 
@@ -175,8 +176,8 @@ def calibrate(
         Path,
         typer.Argument(
             metavar="MEASURED.csv",
-            help="Columns batch (or rate), input, output, and total_s, ttft_s or tpot_s; optionally tp, pp, ep, dp, "
-            "dtype, weights, kv_dtype, config, device, closed_loop, prefix_hit. "
+            help="Columns batch (or rate), input, output, and total_s, ttft_s or tpot_s; optionally "
+            f"{', '.join(_OF_ROWS)}, config, device, closed_loop, prefix_hit. "
             "Or a JSON result of vLLM's or SGLang's serving benchmark.",
         ),
     ],
@@ -304,7 +305,7 @@ def _serve(
         values.append(value)
     answered = bool(results or limits)
     if plot is not None and curves:
-        from cdmpp.llm.serving.load_plot import draw_load
+        from cdmpp.llm.serving.load import draw_load
 
         save_figure(draw_load(curves, goals), plot)
     if json and (answered or len(values) > 1):

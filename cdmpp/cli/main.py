@@ -20,11 +20,11 @@ from cdmpp.cli.evaluate import evaluate
 from cdmpp.cli.inspection import inspect
 from cdmpp.cli.llm import calibrate, llm
 from cdmpp.cli.measure import measure
+from cdmpp.cli.options import RayCommand
 from cdmpp.cli.plan_check import check
 from cdmpp.cli.plan_training import plan
 from cdmpp.cli.predict import predict
 from cdmpp.cli.probe import probe
-from cdmpp.cli.ray_option import RayCommand
 from cdmpp.cli.replay import replay
 from cdmpp.cli.select import select
 from cdmpp.cli.serve import serve

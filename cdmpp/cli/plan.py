@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -12,12 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdmpp.cli.options import with_fields
+from cdmpp.cli.options import RayCommand, with_fields
 from cdmpp.cli.output import on_terminal, print_json
 from cdmpp.cli.plan_files import PlanFiles, PlanOptions
 from cdmpp.cli.progress import progress_display
-from cdmpp.cli.ray_option import RayCommand
-from cdmpp.cli.remote import solve_remotely
 from cdmpp.errors import DataError, FieldError
 from cdmpp.plan.registry import PLANNERS, PlannerSpec
 from cdmpp.utils.writing import check_output, replacing
@@ -33,6 +32,8 @@ plan = typer.Typer(
     rich_markup_mode=None,
     help="Plans based on predicted latencies, with baselines and a lower bound (docs/planning.md).",
 )
+#: Seconds between two requests for progress, and to wait for the best plan of a cancelled job.
+_POLL_S, _CANCEL_S = 0.5, 3.0
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE.json", help="The request; - for stdin.")]
 
 
@@ -82,6 +83,38 @@ def solve(
 
             with ray_cluster(ray) as connected:
                 return request, solve_on_ray(connected, spec.name, value, prices, seeds, control)
+
+
+def solve_remotely(
+    spec: PlannerSpec, value: dict[str, Any], url: str, listener: Callable[[Progress], None]
+) -> dict[str, Any]:
+    """Make a plan by a job of a service. Ctrl-C cancels the job and returns its best plan so far.
+
+    Raises CdmppError: the service refuses the request, or the job fails; typer.Abort: the job was cancelled before it
+    had a plan.
+    """
+    from cdmpp.client import PredictorClient
+    from cdmpp.client.operations import FINAL, answer_of
+    from cdmpp.predict.requests.budget import Progress
+
+    with PredictorClient(url) as client:
+        started = time.monotonic()
+        id = client.submit(spec.name, value)
+        try:
+            while (job := client.job(id))["state"] not in FINAL:
+                listener(Progress(time.monotonic() - started, job["progress"], job["best"], job["bound"]))
+                time.sleep(_POLL_S)
+        except KeyboardInterrupt:
+            client.cancel(id)
+            print("cancelled: this is the best plan so far", file=sys.stderr)
+            until = time.monotonic() + _CANCEL_S
+            while (job := client.job(id))["answer"] is None and time.monotonic() < until:
+                time.sleep(_POLL_S)
+            if job["answer"] is None:
+                raise typer.Abort from None
+            best: dict[str, Any] = job["answer"]
+            return best
+        return answer_of(job)
 
 
 def predict(request: Any, model: Path | None, url: str | None) -> list[Prediction]:

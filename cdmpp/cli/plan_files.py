@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cdmpp.cli.options import RayOption
 from cdmpp.cli.output import JsonOption, ModelOption
-from cdmpp.cli.ray_option import RayOption
 from cdmpp.cli.reading import read_json, read_text
 from cdmpp.errors import DataError, FieldError
 from cdmpp.utils.files import parse_json

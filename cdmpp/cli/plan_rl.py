@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from cdmpp.cli.options import with_fields
+from cdmpp.cli.options import RayCommand, with_fields
 from cdmpp.cli.plan import plan, run_request
 from cdmpp.cli.plan_files import PlanFiles, PlanOptions
-from cdmpp.cli.ray_option import RayCommand
 from cdmpp.errors import DataError
 from cdmpp.plan.registry import PLANNERS
 

@@ -8,12 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from cdmpp.cli.options import with_fields
+from cdmpp.cli.options import RayCommand, with_fields
 from cdmpp.cli.output import NetworkOption
 from cdmpp.cli.plan import run_request
 from cdmpp.cli.plan_files import PlanFiles, PlanOptions
 from cdmpp.cli.plan_rl import plan
-from cdmpp.cli.ray_option import RayCommand
 from cdmpp.errors import DataError
 from cdmpp.llm.options import TRAINING
 from cdmpp.plan.registry import PLANNERS

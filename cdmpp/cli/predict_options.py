@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from cdmpp.cli.options import RayOption
 from cdmpp.cli.output import DimOption, JsonOption, ModelOption
-from cdmpp.cli.ray_option import RayOption
 from cdmpp.programs.query_options import Backend, Framework, Implementation, Protocol
 
 

@@ -65,8 +65,9 @@ def predict_table(path: Path, given: PredictOptions) -> None:
 
     if given.url is not None:
         from cdmpp.client import PredictorClient
+        from cdmpp.devices import local_device
 
-        chosen = task([_specification(name) or name for name in given.device or ()])
+        chosen = task([local_device(name) for name in given.device or ()])
         key = os.environ.get("CDMPP_API_KEY")
         with PredictorClient(given.url, api_key=key, timeout_s=_REQUEST_S, retries=_RETRIES) as client:
             predict = SlicePredictor(chosen, client)
@@ -98,13 +99,6 @@ def _run(
         print(f"note: columns that are not read: {', '.join(predict.reader.unused)}", file=sys.stderr)
     with progress_bar(task.path.name, "rows") as advance:
         return write_answers(task, parts, given.out, lambda part: advance(part.read, part.rows))
-
-
-def _specification(name: str) -> DeviceSpec | None:
-    """The device of a file or this machine; None for the name of a device, which the service resolves."""
-    from cdmpp.devices import is_local, load_device
-
-    return load_device(name) if is_local(name) else None
 
 
 def _report(summary: TableSummary, given: PredictOptions) -> None:

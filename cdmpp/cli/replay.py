@@ -118,13 +118,12 @@ def _is_graph(source: str) -> bool:
 
 
 def _of_model(source: str, device: str, given: ReplayOptions) -> dict[str, Any]:
-    from cdmpp.devices import is_local, load_device
+    from cdmpp.devices import local_device
     from cdmpp.programs.frontends.load import load_programs
     from cdmpp.simulate.replay.from_model import request_of
 
-    target: str | dict[str, Any] = device
-    if is_local(device):
-        target = load_device(device).model_dump(mode="json", exclude_none=True)
+    spec = local_device(device)
+    target = spec if isinstance(spec, str) else spec.model_dump(mode="json", exclude_none=True)
     programs = load_programs(source, None, parse_sizes(given.dim or []) or None)
     gap_s, launch_s = ((microseconds or 0.0) * 1e-6 for microseconds in (given.gap_us, given.launch_us))
     return request_of(programs, target, gap_s=gap_s, launch_s=launch_s)

@@ -94,13 +94,7 @@ def _print_device(matrix: dict[str, Any], device: str) -> None:
     _print_rows(
         ("operator", "types", "domain", "training rows", "MAPE"),
         [
-            (
-                row["operator"],
-                _types(row),
-                domain_on(row, device),
-                _count(row, [device]),
-                percent(row["mape"].get(device)),
-            )
+            (row["operator"], _types(row), domain_on(row, device), _count(row, [device]), _error(row, device))
             for row in matrix["rows"]
         ],
         right=(3, 4),

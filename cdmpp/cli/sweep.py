@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from cdmpp.cli.errors import FAILED, report
+from cdmpp.cli.options import RayOption
 from cdmpp.cli.output import JsonOption, ModelOption, device_of, print_json
 from cdmpp.cli.plan import check_figure, save_figure
 from cdmpp.cli.progress import progress_bar
-from cdmpp.cli.ray_option import RayOption
 
 
 def sweep(

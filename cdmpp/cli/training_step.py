@@ -65,14 +65,14 @@ def training_step(
     from cdmpp.llm.engines.profile import load_training_engine
     from cdmpp.llm.training.calibrate import fit_training, read_training_measurements
     from cdmpp.llm.training.export import export_layout
+    from cdmpp.llm.training.search import KEPT
     from cdmpp.predict.predictor import LatencyPredictor
 
     if out is not None and measured is None:
         raise DataError("--out needs measured steps", hint="give --measured FILE")
     dimensions, predictor = read_config(config), LatencyPredictor.load(model)
     spec, profile = device_of(predictor.artifact, only_device(device)), load_training_engine(engine)
-    names = ("tp", "pp", "virtual_pp", "cp", "ep", "micro_batch", "recompute")
-    layout = {name: options.pop(name) for name in names}
+    layout = {name: options.pop(name) for name in KEPT}
     sharding = options.pop("sharding")
     options["network"] = network
     if measured is not None:
@@ -93,7 +93,7 @@ def training_step(
             profile.write(out)
     options |= {"engine": profile, "predictor": predictor}
     if search:
-        sources = {name: ctx.get_parameter_source(name) for name in names}
+        sources = {name: ctx.get_parameter_source(name) for name in KEPT}
         chosen = {name: layout[name] for name, source in sources.items() if source and source.name != "DEFAULT"}
         result = search_layouts(dimensions, spec, sharding=sharding, most=most, **options, **chosen)
         if export is not None:

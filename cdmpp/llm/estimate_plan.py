@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from os import PathLike
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -15,14 +15,13 @@ from cdmpp.devices.paths import with_network
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
-from cdmpp.llm import defaults
 from cdmpp.llm.config import LLMConfig
 from cdmpp.llm.engines.profile import Engine, load_engine
 from cdmpp.llm.estimate_result import Bounded, EstimatePart, EstimateSettings, LLMEstimate
 from cdmpp.llm.layout import WEIGHT_ONLY, Layout, Types
 from cdmpp.llm.memory import check_memory
 from cdmpp.llm.operators import Decode, Prefill, Step, StepPart, padded_decode, step_operators
-from cdmpp.llm.options import MAX_BATCH, MAX_MTP, MAX_TOKENS, check_whole
+from cdmpp.llm.options import MAX_BATCH, MAX_MTP, MAX_TOKENS, BatchOptions, check_whole, with_options
 from cdmpp.llm.pricing import PricedStep, StepPricing, combined, place_of, stand_ins, widened
 from cdmpp.llm.read import read_config
 from cdmpp.model.domain.score import LABELS
@@ -41,55 +40,30 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 class EstimatePlan:
     """Queries of an estimate, and the estimate made of their predictions.
 
-    Parameters and errors are those of :func:`cdmpp.llm.estimate`; ``config`` and ``device`` are read already.
-
-    Parameters
-    ----------
-    lengths : sequence of int, optional
-        Tokens of each prompt; replaces ``batch`` and ``input``, which are then their number and their mean.
-
-    Attributes
-    ----------
-    queries : list of Query
-        Queries for a predictor; pass their predictions to :meth:`estimate`.
-    prefill_runs, decode_runs : (priced steps,)
-        How often each priced step runs.
+    Options and errors are those of :func:`cdmpp.llm.estimate`; ``config`` and ``device`` are read already. ``lengths``
+    (tokens of each prompt) replaces ``batch`` and ``input``, which are then their number and their mean.
     """
 
+    @with_options(BatchOptions)
     def __init__(
         self,
         config: LLMConfig,
         device: DeviceSpec,
         *,
-        tp: int = defaults.DEGREE,
-        pp: int = defaults.DEGREE,
-        ep: int = defaults.DEGREE,
-        dp: int | None = None,
-        batch: int = defaults.BATCH,
-        input: int = defaults.INPUT,
-        output: int = defaults.OUTPUT,
-        dtype: str = defaults.DTYPE,
-        weights: str | None = None,
-        kv_dtype: str | None = None,
         engine: Engine | None = None,
-        framework: str | None = None,
-        cuda_graph: bool = defaults.CUDA_GRAPH,
-        mtp: int = defaults.MTP,
-        acceptance: float = defaults.ACCEPTANCE,
         network: float | str | None = None,
         lengths: Sequence[int] | None = None,
+        **options: Unpack[BatchOptions],
     ) -> None:
         if lengths is not None:
-            batch, input = len(lengths), max(1, round(sum(lengths) / max(1, len(lengths))))
-        for name, value, most in (
-            ("batch", batch, MAX_BATCH),
-            ("input", input, MAX_TOKENS),
-            ("output", output, MAX_TOKENS),
-        ):
-            check_whole(name, value, most)
+            options["batch"], options["input"] = len(lengths), max(1, round(sum(lengths) / max(1, len(lengths))))
+        check_whole("batch", options["batch"], MAX_BATCH)
+        check_whole("input", options["input"], MAX_TOKENS)
+        check_whole("output", options["output"], MAX_TOKENS)
+        batch, input, output, mtp = options["batch"], options["input"], options["output"], options["mtp"]
         if config.prompt_only is not None:
             output = 1  # the step of the prompt, whose result is the embedding or the score
-        made = tokens_per_step(mtp, acceptance)
+        made = tokens_per_step(mtp, options["acceptance"])
         lengths = [input] * batch if lengths is None else lengths
         longest = max(lengths)
         if config.positions and longest + output > config.positions:
@@ -99,33 +73,20 @@ class EstimatePlan:
                 hint=f"input + output is at most {config.positions}",
             )
         device = with_network(device, network)
-        profile = load_engine(engine, framework)
+        profile = load_engine(engine, options["framework"])
         assert profile.framework is not None
         check_settings(DEFAULT_PROTOCOL, profile.framework)
-        layout = Layout(tp, pp, ep, dp)
-        types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
+        layout = Layout.of(options)
+        types = Types.of_options(config, options, device, profile.kv_dtype)
         layout.check(config)
         self.memory = check_memory(config, layout, types, batch, input + output, device.memory_bytes, device.name)
-        self.settings = EstimateSettings(
-            device.name,
-            tp,
-            pp,
-            ep,
-            layout.dp,
-            batch,
-            input,
-            output,
-            types.dtype,
-            types.weights,
-            types.kv_dtype or types.dtype,
-            profile.name,
-            profile.framework,
-            cuda_graph and profile.graph_decode,
-            mtp,
-            float(acceptance),
-        )
+        cuda_graph = options["cuda_graph"]
+        settings: dict[str, Any] = {**options, **types.of_answer()}
+        settings |= {"output": output, "dp": layout.dp, "framework": profile.framework}
+        settings |= {"cuda_graph": cuda_graph and profile.graph_decode, "acceptance": float(options["acceptance"])}
+        self.settings = EstimateSettings(device=device.name, engine=profile.name, **settings)
         self._config, self._layout = config, layout
-        self._remarks = tuple(_remarks(config, device, types, longest + output, kv_dtype is None, mtp))
+        self._remarks = tuple(_remarks(config, device, types, longest + output, options["kv_dtype"] is None, mtp))
 
         def parts_of(step: Step) -> list[StepPart]:
             return step_operators(config, layout, step, **types.stated(), device=device)
@@ -173,10 +134,7 @@ class EstimatePlan:
     def priced(self, predictions: Sequence[Prediction]) -> tuple[list[PricedStep], list[PricedStep]]:
         """The priced steps of prefill and decode, made of the predictions of :attr:`queries`.
 
-        Raises
-        ------
-        FieldError
-            An operator of the model has no prediction.
+        Raises FieldError where an operator of the model has no prediction.
         """
         remaining = iter([predictions[place] for place in self._place])
         prefill, decode = (
@@ -186,13 +144,7 @@ class EstimatePlan:
         return prefill, decode
 
     def estimate(self, model_id: str, predictions: Sequence[Prediction]) -> LLMEstimate:
-        """The estimate made of the predictions of :attr:`queries`.
-
-        Raises
-        ------
-        FieldError
-            An operator of the model has no prediction.
-        """
+        """The estimate made of the predictions of :attr:`queries`; errors as of :meth:`priced`."""
         prefill, decode = self.priced(predictions)
         s, residual = self.settings, self._engine.residual
         rows = _parts("prefill", prefill, self.prefill_runs)
@@ -226,13 +178,7 @@ class EstimatePlan:
 
 
 def tokens_per_step(mtp: int, acceptance: float) -> float:
-    """Tokens that a decode step makes of a sequence on average: one, and all drafted ones up to the first wrong one.
-
-    Raises
-    ------
-    FieldError
-        ``mtp`` or ``acceptance`` is not allowed.
-    """
+    """Tokens that a decode step makes of a sequence on average: one, and all drafted ones up to the first wrong one."""
     if type(mtp) is not int or not 0 <= mtp <= MAX_MTP:
         raise FieldError(f"mtp: {str(mtp)[:40]!r} is not allowed", path="mtp", hint=f"0 to {MAX_MTP} drafted tokens")
     if isinstance(acceptance, bool) or not isinstance(acceptance, int | float) or not 0 <= acceptance <= 1:
@@ -334,9 +280,9 @@ def _parts(phase: str, steps: Sequence[PricedStep], runs: Array) -> list[Estimat
             place[1] += often * float(part_s)
             place[2].append(prediction)
     rows = [
-        EstimatePart(phase, name, operator, round(count), seconds, least.domain, least.domain_reason)
+        EstimatePart(phase, name, operator, round(count), seconds, worst.domain, worst.domain_reason)
         for (name, operator, _), (count, seconds, predictions) in sums.items()
-        for least in [max(predictions, key=lambda p: LABELS.index(p.domain))]
+        for worst in [max(predictions, key=lambda p: LABELS.index(p.domain))]
     ]
     host = float(sum(often * step.host()[0] for step, often in zip(steps, runs, strict=True)))
     if host > 1e-9 * sum(row.seconds for row in rows):
@@ -344,27 +290,15 @@ def _parts(phase: str, steps: Sequence[PricedStep], runs: Array) -> list[Estimat
     return rows
 
 
+@with_options(BatchOptions)
 def estimate(
     config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
     device: DeviceSpec | Mapping[str, Any] | str,
     *,
-    tp: int = defaults.DEGREE,
-    pp: int = defaults.DEGREE,
-    ep: int = defaults.DEGREE,
-    dp: int | None = None,
-    batch: int = defaults.BATCH,
-    input: int = defaults.INPUT,
-    output: int = defaults.OUTPUT,
-    dtype: str = defaults.DTYPE,
-    weights: str | None = None,
-    kv_dtype: str | None = None,
     engine: Engine | None = None,
-    framework: str | None = None,
-    cuda_graph: bool = defaults.CUDA_GRAPH,
-    mtp: int = defaults.MTP,
-    acceptance: float = defaults.ACCEPTANCE,
     network: float | str | None = None,
     predictor: Predictor | None = None,
+    **options: Unpack[BatchOptions],
 ) -> LLMEstimate:
     """Estimate latency, throughput and memory of a batch of requests to a language model.
 
@@ -429,16 +363,19 @@ def estimate(
     >>> estimate("examples/llm/llama-3.1-8b.json", "h100-sxm", batch=8).decode.point       # doctest: +SKIP
     0.0063
     """
-    options = locals().copy()
-    predictor, config, device = asked_of(options)
-    plan = EstimatePlan(config, device, **options)
+    predictor, model, spec = resolved(predictor, config, device)
+    plan = EstimatePlan(model, spec, engine=engine, network=network, **options)
     return plan.estimate(predictor.model_id, predictor.predict_queries(plan.queries))
 
 
-def asked_of(options: dict[str, Any]) -> tuple[Predictor, LLMConfig, DeviceSpec]:
-    """The predictor, model and device of a function's arguments, which keep the others."""
-    predictor = options.pop("predictor") or shipped_predictor()
-    return predictor, read_config(options.pop("config")), resolved_device(options.pop("device"), predictor)
+def resolved(
+    predictor: Predictor | None,
+    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
+    device: DeviceSpec | Mapping[str, Any] | str,
+) -> tuple[Predictor, LLMConfig, DeviceSpec]:
+    """The predictor (None: the shipped one), and model and device as public functions take them."""
+    predictor = predictor or shipped_predictor()
+    return predictor, read_config(config), resolved_device(device, predictor)
 
 
 @cache

@@ -29,28 +29,7 @@ class Bounded:
 
 @dataclass(frozen=True)
 class EstimateSettings:
-    """Request of an estimate.
-
-    Attributes
-    ----------
-    device : str
-    tp, pp, ep, dp : int
-    batch, input, output : int
-        Sequences of all replicas, and tokens of each prompt and each answer.
-    dtype : str
-    weights : str or None
-        Type of quantised weights.
-    kv_dtype : str
-        Type of the cache.
-    engine : str
-        Name of the profile.
-    framework : str
-    cuda_graph : bool
-    mtp : int
-        Drafted tokens of a decode step.
-    acceptance : float
-        Share of drafted tokens that is right, where those before are.
-    """
+    """Options of an estimate as they were used: what an answer repeats."""
 
     device: str
     tp: int
@@ -61,9 +40,9 @@ class EstimateSettings:
     input: int
     output: int
     dtype: str
-    weights: str | None
+    weights: str | None  # type of quantised weights
     kv_dtype: str
-    engine: str
+    engine: str  # name of the profile
     framework: str
     cuda_graph: bool
     mtp: int
@@ -72,32 +51,15 @@ class EstimateSettings:
 
 @dataclass(frozen=True)
 class EstimatePart:
-    """An operator's or collective's time in one phase.
+    """An operator's or collective's time in one phase."""
 
-    Attributes
-    ----------
-    phase : {"prefill", "decode"}
-    name : str
-        Its place in the model.
-    operator : str
-        Name of the operator or collective; "host" for host time.
-    count : int
-        Runs in the phase.
-    seconds : float
-        Of all runs.
-    domain : {"in", "near", "out"} or None
-        None for host time.
-    domain_reason : str or None
-        Reason of its worst prediction.
-    """
-
-    phase: str
-    name: str
-    operator: str
-    count: int
-    seconds: float
-    domain: Label | None
-    domain_reason: str | None = None
+    phase: str  # "prefill" or "decode"
+    name: str  # its place in the model
+    operator: str  # name of the operator or collective; "host" for host time
+    count: int  # runs in the phase
+    seconds: float  # of all runs
+    domain: Label | None  # None for host time
+    domain_reason: str | None = None  # reason of its worst prediction
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from cdmpp.llm.estimate_plan import prefill_steps
 from cdmpp.llm.layout import Layout, Types
 from cdmpp.llm.memory import TRAINING_BYTES, parameter_count, part_memory
 from cdmpp.llm.operators import Decode, Step, StepPart, padded_decode, step_operators
-from cdmpp.llm.options import MAX_BATCH, MAX_DEGREE, MAX_RANKS, MAX_TOKENS
+from cdmpp.llm.options import MAX_BATCH, MAX_DEGREE, MAX_RANKS, MAX_TOKENS, Overlap, Recompute, Sharding
 from cdmpp.llm.pricing import StepPricing, cost_of_steps, place_of, stand_ins
 from cdmpp.llm.read import read_config
 from cdmpp.llm.training import TrainingPlan, TrainingStep
-from cdmpp.llm.training.layout import Overlap, Recompute, Sharding, TrainingLayout
+from cdmpp.llm.training.layout import TrainingLayout
 from cdmpp.llm.training.memory import TrainingMemory
 from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.predict.profiles import Host

@@ -56,10 +56,7 @@ class LanguagePart(NamedTuple):
 def language_part(config: Mapping[str, Any], path: str) -> LanguagePart:
     """The language part of a configuration, at any depth; the configuration itself where it has no parts.
 
-    Raises
-    ------
-    FieldError
-        The part is an encoder, or has one beside its decoder.
+    Raises FieldError where the part is an encoder, or has one beside its decoder.
     """
     part, inside, around = config, "", [config]
     left_out = _others(config, "")

@@ -8,7 +8,7 @@ from typing import Any
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.llm.config import LLMConfig, PartWeights
-from cdmpp.llm.options import MAX_DEGREE
+from cdmpp.llm.options import MAX_DEGREE, LayoutOptions, TypeOptions
 from cdmpp.programs.elements import DTYPE_BYTES, canonical_dtype
 
 #: Largest degree of each kind of parallelism.
@@ -36,17 +36,10 @@ _SCALE_BYTES = {"int4": 2 / 128, "float4_e2m1": 1 / 16}
 class Layout:
     """Degrees of parallelism.
 
-    ``tp`` ranks share each layer, ``pp`` stages share the layers, and ``dp`` replicas of the attention divide the
-    batch: ``tp * pp * dp`` devices in all. The experts of a layer are shared by all its ``tp * dp`` ranks, in ``ep``
-    groups (``ep <= tp * dp``) of ``tp * dp / ep`` ranks, which split each of the group's experts. A model without
-    experts has ``dp`` copies.
-
-    Attributes
-    ----------
-    tp, pp, ep : int
-        Degrees of tensor, pipeline and expert parallelism.
-    dp : int
-        Replicas of the attention. Default (None): ``max(1, ep // tp)``.
+    ``tp`` ranks share each layer, ``pp`` stages share the layers, and ``dp`` replicas of the attention (default, None:
+    ``max(1, ep // tp)``) divide the batch: ``tp * pp * dp`` devices in all. The experts of a layer are shared by all
+    its ``tp * dp`` ranks, in ``ep`` groups (``ep <= tp * dp``) of ``tp * dp / ep`` ranks, which split each of the
+    group's experts. A model without experts has ``dp`` copies.
     """
 
     tp: int
@@ -59,6 +52,11 @@ class Layout:
             dp = max(1, ep // tp) if type(tp) is type(ep) is int and tp > 0 else 1
         for name, value in (("tp", tp), ("pp", pp), ("ep", ep), ("dp", dp)):
             object.__setattr__(self, name, value)
+
+    @classmethod
+    def of(cls, options: LayoutOptions) -> Layout:
+        """The degrees of a request."""
+        return cls(options["tp"], options["pp"], options["ep"], options["dp"])
 
     @property
     def expert_tp(self) -> int:
@@ -160,35 +158,33 @@ def _widened(weights: str | None, packed: bool, device: DeviceSpec | None) -> bo
 
 @dataclass(frozen=True)
 class Types:
-    """Element types of a model's tensors.
+    """Element types of a model's tensors."""
 
-    Attributes
-    ----------
-    dtype : str
-        Type of activations, cache and weights that are not quantised.
-    weights : str or None
-        Type of quantised weights. ``int4`` is weight-only; the others are types of the products, whose activations
-        are quantised at run time.
-    scaling : str or None
-        Scaling of the weights of the checkpoint; default: that of :data:`WEIGHTS`.
-    kv_dtype : str or None
-        Type of the cache, where it is narrower than ``dtype``.
-    weight_only : bool
-        Whether products widen quantised weights, as engines do for ``int4`` and where the device has no units.
-    parts : tuple of PartWeights
-        Parts of a layer whose weights have another type.
-    """
-
-    dtype: str = "bfloat16"
+    dtype: str = "bfloat16"  # of activations, cache and weights that are not quantised
+    # Type of quantised weights. ``int4`` is weight-only; the others are types of the products, whose activations are
+    # quantised at run time.
     weights: str | None = None
-    scaling: str | None = None
-    kv_dtype: str | None = None
+    scaling: str | None = None  # of the weights of the checkpoint; default: that of :data:`WEIGHTS`
+    kv_dtype: str | None = None  # type of the cache, where it is narrower than ``dtype``
+    # Whether products widen quantised weights, as engines do for ``int4`` and where the device has no units.
     weight_only: bool = False
-    parts: tuple[PartWeights, ...] = ()
+    parts: tuple[PartWeights, ...] = ()  # parts of a layer whose weights have another type
 
     def stated(self) -> dict[str, Any]:
         """``dtype``, ``weights`` and ``kv_dtype`` of a request for these types, whatever the configuration says."""
-        return {"dtype": self.dtype, "weights": self.weights or self.dtype, "kv_dtype": self.kv_dtype or self.dtype}
+        return self.of_answer() | {"weights": self.weights or self.dtype}
+
+    def of_answer(self) -> dict[str, Any]:
+        """The same as an answer reports them: ``weights`` is None unless they are quantised."""
+        return {"dtype": self.dtype, "weights": self.weights, "kv_dtype": self.kv_dtype or self.dtype}
+
+    @classmethod
+    def of_options(
+        cls, config: LLMConfig, options: TypeOptions, device: DeviceSpec | None, usual_kv_dtype: str | None = None
+    ) -> Types:
+        """:meth:`of` the options of a request."""
+        stated = options["dtype"], options["weights"], options["kv_dtype"]
+        return cls.of(config, *stated, device, usual_kv_dtype)
 
     @classmethod
     def of(
@@ -202,14 +198,8 @@ class Types:
     ) -> Types:
         """Types of a request; weights and cache that are not stated are those of the configuration.
 
-        Parameters
-        ----------
-        usual_kv_dtype : str, optional
-            Type of the cache where weights are quantised, and neither request nor configuration states its type.
-
-        Raises
-        ------
-        FieldError
+        ``usual_kv_dtype``: type of the cache where weights are quantised, and neither request nor configuration states
+        its type.
         """
         dtype, weights, kv_dtype = canonical_dtype(dtype), canonical_dtype(weights), canonical_dtype(kv_dtype)
         kv_dtype = canonical_dtype(kv_dtype.lower()) if isinstance(kv_dtype, str) else kv_dtype

@@ -82,19 +82,12 @@ _GB = 1e9
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the rank that holds most.
-
-    Attributes
-    ----------
-    weights, kv_cache, activations : float
-    device : float or None
-        Capacity of the device, where it is published.
-    """
+    """Bytes on the rank that holds most."""
 
     weights: float
     kv_cache: float
     activations: float
-    device: float | None = None
+    device: float | None = None  # capacity, where it is published
 
     @property
     def total(self) -> float:
@@ -117,23 +110,12 @@ class Memory:
 def memory_of(
     config: LLMConfig, layout: Layout, types: Types, batch: int, tokens: int, device_bytes: float | None = None
 ) -> Memory:
-    """Memory of the fullest rank.
+    """Memory of the fullest rank; ``batch``: sequences over all replicas, ``tokens``: of one at its end.
 
-    Parameters
-    ----------
-    batch : int
-        Sequences over all replicas of the attention.
-    tokens : int
-        Tokens of a sequence at its end: prompt and output.
-    device_bytes : float, optional
-        Capacity of the device.
-
-    Notes
-    -----
     Weights: the layers of the fullest stage, with the embedding or the output layer. Cache: keys and values of
     ``tokens`` tokens (in layers with a window at most those of the window), or the latents, which every rank holds.
-    Activations: input, residual and widest intermediate result of a layer for at most :data:`ACTIVATION_TOKENS`
-    tokens, and the logits in float32. The engine's own buffers and fragmentation are not included.
+    Activations: input, residual and widest intermediate result of a layer for at most :data:`ACTIVATION_TOKENS` tokens,
+    and the logits in float32. The engine's own buffers and fragmentation are not included.
     """
     sequences = -(-batch // layout.dp)
     return Memory(
@@ -147,10 +129,7 @@ def memory_of(
 def part_memory(config: LLMConfig, layout: Layout, types: Types, only: str | None, tokens: int) -> tuple[float, float]:
     """Bytes of the fullest rank for a step or a part of its layers: weights, and cache of one sequence of a replica.
 
-    Parameters
-    ----------
-    only : {"attention", "ffn"} or None
-        Part of the layers; None: the whole model. The feed-forward part has no cache.
+    ``only``: "attention", "ffn" (which has no cache) or None, the whole model.
     """
     cache = 0.0 if only == "ffn" else _cache(config, layout, types, 1, tokens)
     if only is None:
@@ -166,10 +145,8 @@ def check_memory(
 ) -> Memory:
     """Memory of the fullest rank; a device without a published capacity is not checked.
 
-    Raises
-    ------
-    InfeasibleError
-        It exceeds the device; the message has the smallest number of devices that hold the model.
+    Raises InfeasibleError where it exceeds the device; the message has the smallest number of devices that hold the
+    model.
     """
     memory = memory_of(config, layout, types, batch, tokens, device_bytes)
     if device_bytes is None or memory.total <= device_bytes:
@@ -189,10 +166,8 @@ def check_cache(
 ) -> float:
     """:func:`cache_tokens` for each of the batches that pass a replica's stages.
 
-    Raises
-    ------
-    InfeasibleError
-        It is less than a sequence of ``tokens``; the message has the smallest number of devices that hold one.
+    Raises InfeasibleError where it is less than a sequence of ``tokens``; the message has the smallest number of
+    devices that hold one.
     """
 
     def capacity(layout: Layout) -> float:
@@ -232,12 +207,8 @@ def cache_tokens(
 ) -> float:
     """Tokens that the cache of a replica holds beside weights and activations; infinite where nothing is published.
 
-    Parameters
-    ----------
-    share : float
-        Part of the device that the engine uses.
-    tokens : int
-        Of a sequence: layers with a window keep fewer of a long one.
+    ``share``: part of the device that the engine uses. ``tokens``: of a sequence; layers with a window keep fewer of a
+    long one.
     """
     if device_bytes is None:
         return float("inf")

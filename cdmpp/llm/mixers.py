@@ -133,14 +133,8 @@ def _indexer(
 ) -> None:
     """Scores of all cached index keys, and the choice of the largest; on every rank.
 
-    Parameters
-    ----------
-    queries : int
-        Columns that the index queries are made of.
-    ratio : int
-        Tokens of one index key.
-    key_columns : int, optional
-        Columns of the products that make index keys; default: those of a key.
+    ``queries``: columns that the index queries are made of. ``ratio``: tokens of one index key. ``key_columns``:
+    columns of the products that make index keys; default: those of a key.
     """
     if not indexer.own:
         return

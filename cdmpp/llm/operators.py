@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Unpack
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.llm.config import Dense, Experts, LLMConfig, Mixer
 from cdmpp.llm.layout import Layout, Types
 from cdmpp.llm.mixers import STAND_INS, add_mixer
+from cdmpp.llm.options import TypeOptions, with_options
 from cdmpp.llm.step_builder import StepBuilder, StepPart
 from cdmpp.llm.steps import Decode, Prefill, Step, attention_batches
 from cdmpp.programs.operators import OperatorSpec
@@ -36,16 +37,15 @@ ROUTING = "power_law_1.01"
 Only = Literal["attention", "ffn", "drafts"]
 
 
+@with_options(TypeOptions)
 def step_operators(
     config: LLMConfig,
     layout: Layout,
     step: Step,
     *,
-    dtype: str = "bfloat16",
-    weights: str | None = None,
-    kv_dtype: str | None = None,
     device: DeviceSpec | None = None,
     only: Only | None = None,
+    **options: Unpack[TypeOptions],
 ) -> list[StepPart]:
     """Operators and collectives of one step, in order, as one rank runs them.
 
@@ -83,7 +83,7 @@ def step_operators(
         The model cannot be split as the layout says, or has no such types.
     """
     layout.check(config)
-    types = Types.of(config, dtype, weights, kv_dtype, device)
+    types = Types.of_options(config, options, device)
     local = replica_step(step, layout)
     b = StepBuilder(config, layout, types, local.tokens)
     if only is None:
@@ -123,13 +123,7 @@ _PADDED = ("linear", "bmm", "moe")
 
 
 def padded_decode(step: Decode, parts_of: Callable[[Decode], list[StepPart]]) -> list[StepPart]:
-    """Parts of a decode step, its products with those of slightly more sequences (:attr:`StepPart.padded`).
-
-    Parameters
-    ----------
-    parts_of : callable
-        From a step to its parts.
-    """
+    """Parts of a decode step, its products with those of slightly more sequences (:attr:`StepPart.padded`)."""
     return with_padding(
         parts_of(step), [parts_of(Decode(n, step.cached, drafted=step.drafted)) for n in padded_sizes(step.batch)]
     )

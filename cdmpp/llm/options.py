@@ -1,13 +1,16 @@
-"""Options of language models: type, default, limits and description of each.
+"""Options of language models: type, default, limits and description, declared once each.
 
-The command line and the schemas of the HTTP service are made from them. Functions have the same defaults in their
-signatures (:mod:`cdmpp.llm.defaults`). Nothing heavy is imported, because the command line reads this at its start.
+The signatures of the functions, the command line and the schemas of the HTTP service are made from them. Nothing heavy
+is imported, because the command line reads this at its start.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, get_args
+from functools import wraps
+from typing import Annotated, Any, Final, Literal, Required, TypedDict, TypeVar, get_args, get_type_hints
 
 from cdmpp.errors import FieldError
 from cdmpp.llm import defaults
@@ -23,42 +26,26 @@ MIN_RATE, MAX_RATE = 1e-6, 1e6
 REQUIRED: Final = ...
 
 
-def check_whole(name: str, value: Any, most: int) -> None:
-    """Raise :class:`FieldError` unless a value is a whole number from 1 to ``most``."""
-    if type(value) is not int or not 1 <= value <= most:
+def check_whole(name: str, value: Any, maximum: int) -> None:
+    """Raise :class:`FieldError` unless a value is a whole number from 1 to ``maximum``."""
+    if type(value) is not int or not 1 <= value <= maximum:
         raise FieldError(
-            f"{name}: {str(value)[:80]!r} is not allowed", path=name, hint=f"a whole number from 1 to {most}"
+            f"{name}: {str(value)[:80]!r} is not allowed", path=name, hint=f"a whole number from 1 to {maximum}"
         )
 
 
 @dataclass(frozen=True)
 class RequestOption:
-    """An option of a request.
+    """An option of a request."""
 
-    Attributes
-    ----------
-    type : type
-        int, float, bool or str.
-    help : str
-        A sentence.
-    default : object
-        ``REQUIRED`` without one.
-    unset : str
-        What the default None means, unless that is clear.
-    minimum, maximum, below : float or None
-        Limits; ``below`` is exclusive.
-    choices : tuple of str
-        Allowed texts; of element types also their other names, such as "bf16".
-    """
-
-    type: type
-    help: str
+    type: type  # int, float, bool or str
+    help: str  # a sentence
     default: Any = REQUIRED
-    unset: str = ""
+    unset: str = ""  # what the default None means, unless that is clear
     minimum: float | None = None
     maximum: float | None = None
-    below: float | None = None
-    choices: tuple[str, ...] = ()
+    below: float | None = None  # exclusive limit
+    choices: tuple[str, ...] = ()  # allowed texts; of element types also their other names, such as "bf16"
 
     @property
     def is_dtype(self) -> bool:
@@ -67,79 +54,154 @@ class RequestOption:
 
 
 def _int(
-    help: str, default: Any, least: int, most: float | None = None, unset: str = "", below: int | None = None
+    help: str, default: Any, minimum: int, maximum: float | None = None, unset: str = "", below: int | None = None
 ) -> RequestOption:
-    return RequestOption(int, help, default, unset, least, most, below)
+    return RequestOption(int, help, default, unset, minimum, maximum, below)
 
 
-def _share(help: str, default: float | None, unset: str = "", *, most: float | None = None) -> RequestOption:
-    return RequestOption(float, help, default, unset, 0, most, 1 if most is None else None)
+def _share(help: str, default: float | None, unset: str = "", *, maximum: float | None = None) -> RequestOption:
+    return RequestOption(float, help, default, unset, 0, maximum, 1 if maximum is None else None)
 
 
 def _text(help: str, default: str | None, choices: tuple[str, ...], unset: str = "") -> RequestOption:
     return RequestOption(str, help, default, unset, choices=choices)
 
 
-def _degree(help: str, most: int = MAX_DEGREE) -> RequestOption:
-    return _int(help, defaults.DEGREE, 1, most)
+def _degree(help: str, maximum: int = MAX_DEGREE) -> RequestOption:
+    return _int(help, defaults.DEGREE, 1, maximum)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def options_of(declared: type) -> dict[str, RequestOption]:
+    """Options of a declaration below, by name."""
+    return {name: hint.__metadata__[0] for name, hint in get_type_hints(declared, include_extras=True).items()}
+
+
+def with_options(declared: type) -> Callable[[Function], Function]:
+    """Give a function with ``**options: Unpack[declared]`` their names and defaults in its signature and calls."""
+    types = get_type_hints(declared)
+    named = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if option.default is REQUIRED else option.default,
+            annotation=types[name],
+        )
+        for name, option in options_of(declared).items()
+    ]
+
+    def replaced(function: Function) -> Function:
+        *stated, _ = inspect.signature(function).parameters.values()
+        signature = inspect.Signature([*stated, *named])
+
+        @wraps(function)
+        def call(*positional: Any, **keywords: Any) -> Any:
+            bound = signature.bind(*positional, **keywords)
+            bound.apply_defaults()
+            return function(*bound.args, **bound.kwargs)
+
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        return call  # type: ignore[return-value]
+
+    return replaced
 
 
 _REPLICAS = "Replicas of the attention, which divide the batch: tp * pp * dp devices."
-LAYOUT: dict[str, RequestOption] = {
-    "tp": _degree("Ranks that share each layer (tensor parallelism)."),
-    "pp": _degree("Stages that share the layers (pipeline parallelism)."),
-    "ep": _degree("Groups that share the experts (expert parallelism); ep <= tp * dp."),
-    "dp": _int(_REPLICAS, None, 1, MAX_DEGREE, "max(1, ep // tp)"),
-}
 _FLOATS = ("bfloat16", "float16", "float32")
+_WEIGHT_TYPES = ("float8_e4m3", "int8", "float4_e2m1", "int4", *_FLOATS)
 _WEIGHTS = "Type of quantised weights (int4: the weights alone, others: the activations too)."
 _STATED = "as the configuration says, else dtype"
 _ENGINE = "Alone: the current profile of this engine. With the engine kernels-only: whose kernels."
+_ENGINE_UNSET = f"that of the engine {defaults.ENGINE}"
 _DRAFTED = "Tokens that a decode step drafts (prediction of several tokens)."
-#: Options of a model on devices, whatever it computes.
-MODEL = LAYOUT | {
-    "dtype": _text("Type of activations.", defaults.DTYPE, _FLOATS),
-    "weights": _text(_WEIGHTS, None, ("float8_e4m3", "int8", "float4_e2m1", "int4", *_FLOATS), _STATED),
-    "kv_dtype": _text("Type of the cache.", None, ("float8_e4m3", "int8", *_FLOATS), _STATED),
-    "framework": _text(_ENGINE, None, get_args(ProgramFramework), f"that of the engine {defaults.ENGINE}"),
-    "cuda_graph": RequestOption(bool, "Decode steps may be captured graphs.", defaults.CUDA_GRAPH),
-    "input": _int("Tokens of each prompt.", defaults.INPUT, 1, MAX_TOKENS),
-    "mtp": _int(_DRAFTED, defaults.MTP, 0, MAX_MTP),
-    "acceptance": _share("Share of drafted tokens that is right, where those before are.", defaults.ACCEPTANCE, most=1),
-}
-OUTPUT = _int("Tokens of each answer.", defaults.OUTPUT, 1, MAX_TOKENS)
-#: Options of a batch, beside those of the model.
-BATCH = {"batch": _int("Sequences of all replicas.", defaults.BATCH, 1, MAX_BATCH), "output": OUTPUT}
+_ACCEPTED = "Share of drafted tokens that is right, where those before are."
+_CACHED = "Share of each prompt that is in the cache already."
+_IN_FLIGHT = "Requests in flight of simulated serving."
+_RATE = "Requests per second (Poisson) of simulated serving."
+_COUNT_UNSET = "8 for each in flight, 1,000 for a rate"
 _WARMUP = "Requests at the beginning that percentiles leave out."
+_WARMUP_UNSET = "those in flight of concurrency, else 0"
 _SPREAD = "Share by which lengths vary around input and output."
 _UNSPREAD = "0.05 for concurrency of engines that mix prompts and decoding, else 0"
-#: Options of simulated serving, beside those of the model.
-SERVING = {
-    "concurrency": _int("Requests in flight of simulated serving.", None, 1, MAX_BATCH),
-    "rate": RequestOption(float, "Requests per second (Poisson) of simulated serving.", None, "", MIN_RATE, MAX_RATE),
-    "output": replace(OUTPUT, default=defaults.SERVED_OUTPUT),
-    "count": _int("Requests.", None, 1, MAX_REQUESTS, "8 for each in flight, 1,000 for a rate"),
-    "warmup": _int(_WARMUP, None, 0, None, "those in flight of concurrency, else 0", MAX_REQUESTS),
-    "seed": _int("Of arrivals and lengths.", defaults.SEED, 0, below=2**32),
-    "spread": _share(_SPREAD, None, _UNSPREAD),
-    "prefix_hit": _share("Share of each prompt that is in the cache already.", defaults.PREFIX_HIT),
-}
+OUTPUT = _int("Tokens of each answer.", defaults.OUTPUT, 1, MAX_TOKENS)
+
+
+class LayoutOptions(TypedDict, total=False):
+    """Degrees of parallelism."""
+
+    tp: Annotated[int, _degree("Ranks that share each layer (tensor parallelism).")]
+    pp: Annotated[int, _degree("Stages that share the layers (pipeline parallelism).")]
+    ep: Annotated[int, _degree("Groups that share the experts (expert parallelism); ep <= tp * dp.")]
+    dp: Annotated[int | None, _int(_REPLICAS, None, 1, MAX_DEGREE, "max(1, ep // tp)")]
+
+
+class TypeOptions(TypedDict, total=False):
+    """Element types."""
+
+    dtype: Annotated[str, _text("Type of activations.", defaults.DTYPE, _FLOATS)]
+    weights: Annotated[str | None, _text(_WEIGHTS, None, _WEIGHT_TYPES, _STATED)]
+    kv_dtype: Annotated[str | None, _text("Type of the cache.", None, ("float8_e4m3", "int8", *_FLOATS), _STATED)]
+
+
+class ModelOptions(LayoutOptions, TypeOptions, total=False):
+    """Options of a model on devices, whatever it computes."""
+
+    framework: Annotated[str | None, _text(_ENGINE, None, get_args(ProgramFramework), _ENGINE_UNSET)]
+    cuda_graph: Annotated[bool, RequestOption(bool, "Decode steps may be captured graphs.", defaults.CUDA_GRAPH)]
+    input: Annotated[int, _int("Tokens of each prompt.", defaults.INPUT, 1, MAX_TOKENS)]
+    mtp: Annotated[int, _int(_DRAFTED, defaults.MTP, 0, MAX_MTP)]
+    acceptance: Annotated[float, _share(_ACCEPTED, defaults.ACCEPTANCE, maximum=1)]
+
+
+class BatchOptions(ModelOptions, total=False):
+    """Options of the estimate of a batch."""
+
+    batch: Annotated[int, _int("Sequences of all replicas.", defaults.BATCH, 1, MAX_BATCH)]
+    output: Annotated[int, OUTPUT]
+
+
+class ServingOptions(ModelOptions, total=False):
+    """Options of simulated serving."""
+
+    concurrency: Annotated[int | None, _int(_IN_FLIGHT, None, 1, MAX_BATCH)]
+    rate: Annotated[float | None, RequestOption(float, _RATE, None, "", MIN_RATE, MAX_RATE)]
+    output: Annotated[int, replace(OUTPUT, default=defaults.SERVED_OUTPUT)]
+    count: Annotated[int | None, _int("Requests.", None, 1, MAX_REQUESTS, _COUNT_UNSET)]
+    warmup: Annotated[int | None, _int(_WARMUP, None, 0, None, _WARMUP_UNSET, MAX_REQUESTS)]
+    seed: Annotated[int, _int("Of arrivals and lengths.", defaults.SEED, 0, below=2**32)]
+    spread: Annotated[float | None, _share(_SPREAD, None, _UNSPREAD)]
+    prefix_hit: Annotated[float, _share(_CACHED, defaults.PREFIX_HIT)]
+
+
+Sharding = Literal["none", "optimizer", "fsdp"]
+Recompute = Literal["none", "selective", "full"]
+Overlap = Literal["none", "gradients", "all"]
 _RECOMPUTED = "Activations that the backward pass computes again."
-#: Options of a training step.
-TRAINING = {
-    "gpus": _int("Devices of the job.", REQUIRED, 1, MAX_RANKS),
-    "global_batch": _int("Sequences of the step.", REQUIRED, 1, MAX_GLOBAL_BATCH),
-    "sequence": _int("Tokens of a sequence.", REQUIRED, 1, MAX_SEQUENCE),
-    "tp": _degree("Ranks that share each layer.", MAX_RANKS),
-    "pp": _degree("Stages that share the layers.", MAX_RANKS),
-    "virtual_pp": _degree("Parts of the model on each stage (interleaving).", MAX_RANKS),
-    "cp": _degree("Ranks that share each sequence.", MAX_RANKS),
-    "ep": _degree("Ranks that share the experts.", MAX_RANKS),
-    "sharding": _text("What data-parallel copies divide.", defaults.SHARDING, ("none", "optimizer", "fsdp")),
-    "micro_batch": _int("Sequences of one pass of a copy.", defaults.MICRO_BATCH, 1, MAX_GLOBAL_BATCH),
-    "dtype": _text("Type of weights and activations.", defaults.DTYPE, _FLOATS),
-    "products": _text("Type of the layers' products.", None, ("float8_e4m3", "mxfp8", "nvfp4"), "dtype"),
-    "recompute": _text(_RECOMPUTED, defaults.RECOMPUTE, ("none", "selective", "full")),
-    "overlap": _text("Communication beside computation.", None, ("none", "gradients", "all"), "as the engine does"),
-    "ranks_per_node": _int("Devices of a node.", None, 1, 1024, "the device's"),
-}
+_OVERLAP = "Communication beside computation."
+_PRODUCTS = ("float8_e4m3", "mxfp8", "nvfp4")
+
+
+class TrainingOptions(TypedDict, total=False):
+    """Options of a training step."""
+
+    gpus: Annotated[Required[int], _int("Devices of the job.", REQUIRED, 1, MAX_RANKS)]
+    global_batch: Annotated[Required[int], _int("Sequences of the step.", REQUIRED, 1, MAX_GLOBAL_BATCH)]
+    sequence: Annotated[Required[int], _int("Tokens of a sequence.", REQUIRED, 1, MAX_SEQUENCE)]
+    tp: Annotated[int, _degree("Ranks that share each layer.", MAX_RANKS)]
+    pp: Annotated[int, _degree("Stages that share the layers.", MAX_RANKS)]
+    virtual_pp: Annotated[int, _degree("Parts of the model on each stage (interleaving).", MAX_RANKS)]
+    cp: Annotated[int, _degree("Ranks that share each sequence.", MAX_RANKS)]
+    ep: Annotated[int, _degree("Ranks that share the experts.", MAX_RANKS)]
+    sharding: Annotated[Sharding, _text("What data-parallel copies divide.", defaults.SHARDING, get_args(Sharding))]
+    micro_batch: Annotated[int, _int("Sequences of one pass of a copy.", defaults.MICRO_BATCH, 1, MAX_GLOBAL_BATCH)]
+    dtype: Annotated[str, _text("Type of weights and activations.", defaults.DTYPE, _FLOATS)]
+    products: Annotated[str | None, _text("Type of the layers' products.", None, _PRODUCTS, "dtype")]
+    recompute: Annotated[Recompute, _text(_RECOMPUTED, defaults.RECOMPUTE, get_args(Recompute))]
+    overlap: Annotated[Overlap | None, _text(_OVERLAP, None, get_args(Overlap), "as the engine does")]
+    ranks_per_node: Annotated[int | None, _int("Devices of a node.", None, 1, 1024, "the device's")]
+
+
+LAYOUT, TYPES, MODEL = options_of(LayoutOptions), options_of(TypeOptions), options_of(ModelOptions)
+BATCH, SERVING, TRAINING = options_of(BatchOptions), options_of(ServingOptions), options_of(TrainingOptions)

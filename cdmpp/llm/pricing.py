@@ -46,14 +46,9 @@ KINDS = ("gemm", "conv", "attention", "moe", "collective", "vector", "host")
 def combined(kinds: Array, residual: float = 0.0) -> Array:
     """Point, lower and upper bound of a sum, ``(3,)``.
 
-    Errors within one kind of kernel add up, because one model makes them; those of different kinds do not.
-
-    Parameters
-    ----------
-    kinds : (4, kinds) or (3, kinds)
-        Seconds of each kind: point, lower and upper bound, and the part of the point that is not ``in`` (or nothing).
-    residual : float
-        Standard deviation of the log of the sum, besides.
+    ``kinds``: (4, kinds) or (3, kinds), seconds of each kind of kernel: point, bounds, and the part of the point that
+    is not ``in`` (or nothing). Errors within one kind add up, because one model makes them; those of different kinds do
+    not. ``residual``: standard deviation of the log of the sum, besides.
     """
     point = kinds[0].sum()
     if not point > 0:
@@ -86,30 +81,16 @@ def stand_ins(parts: Iterable[StepPart]) -> list[str]:
 
 @dataclass(frozen=True)
 class StepPricing:
-    """Programs that price one step.
-
-    Attributes
-    ----------
-    parts : list of StepPart
-    captured : bool
-        Whether the step is a CUDA graph.
-    engine : EngineProfile
-        What it adds to the kernels.
-    sequences, ranks, replicas : int
-        Sequences of a replica, ranks that share a layer, and replicas of the attention.
-    eager_s : float
-        Seconds of the host for layers outside of the graph of a prefill.
-    frameworks : tuple of str
-        Frameworks whose kernels are predicted; the fastest of each part counts.
-    """
+    """Programs that price one step."""
 
     parts: list[StepPart]
-    captured: bool
+    captured: bool  # whether the step is a CUDA graph
     engine: EngineProfile = field(default_factory=lambda: load_engine(KERNELS_ONLY))
-    sequences: int = 1
-    ranks: int = 1
-    replicas: int = 1
-    eager_s: float = 0.0
+    sequences: int = 1  # of a replica
+    ranks: int = 1  # that share a layer
+    replicas: int = 1  # of the attention
+    eager_s: float = 0.0  # seconds of the host for layers outside of the graph of a prefill
+    # frameworks whose kernels are predicted; the fastest of each part counts
     frameworks: tuple[ProgramFramework, ...] = (DEFAULT_FRAMEWORK,)
 
     @classmethod
@@ -172,13 +153,7 @@ class StepPricing:
         ]
 
     def priced(self, predictions: Sequence[Prediction]) -> PricedStep:
-        """The step made of the predictions of :attr:`programs`.
-
-        Raises
-        ------
-        FieldError
-            An operator of the model has no prediction.
-        """
+        """The step made of the predictions of :attr:`programs`; FieldError where an operator of the model has none."""
         remaining = iter(predictions)
         chosen = []
         for part in self.parts:
@@ -204,20 +179,11 @@ class StepPricing:
 
 @dataclass(frozen=True)
 class PricedStep:
-    """A step with its latencies.
-
-    Attributes
-    ----------
-    pricing : StepPricing
-    predictions : list of Prediction
-        Prediction of one run of each part.
-    seconds : (3, parts)
-        Seconds of all runs of each part: point, lower and upper bound.
-    """
+    """A step with its latencies."""
 
     pricing: StepPricing
-    predictions: list[Prediction]
-    seconds: Array
+    predictions: list[Prediction]  # of one run of each part
+    seconds: Array  # (3, parts): seconds of all runs of each part: point, lower and upper bound
 
     @property
     def parts(self) -> list[StepPart]:
@@ -295,10 +261,7 @@ def _rank(part: StepPart, prediction: Prediction) -> int:
 def cost_of_steps(runs: Sequence[tuple[PricedStep, float]], divisor: float) -> Cost:
     """The duration of a language model's steps with their host time, divided by ``divisor``.
 
-    Parameters
-    ----------
-    runs : sequence of (PricedStep, float)
-        Steps of one engine, and how often each counts.
+    ``runs``: steps of one engine, and how often each counts.
     """
     parts = tuple(
         PricedProgram(part.name, part.count, often * float(seconds) / divisor)

@@ -69,21 +69,10 @@ class _Weight:
 
 
 def quantised(config: LLMConfig, value: Any, path: str, expert_dtype: Any = None) -> LLMConfig:
-    """The configuration with the types that its ``quantization_config`` states.
+    """The configuration with the types that its ``quantization_config`` states; FieldError for an unsupported method.
 
-    Parameters
-    ----------
-    value : object
-        Content of ``quantization_config``; None: weights are not quantised.
-    path : str
-        Name of the field in error messages.
-    expert_dtype : object
-        Field ``expert_dtype`` of ``config.json`` (DeepSeek V4: "fp4").
-
-    Raises
-    ------
-    FieldError
-        The method is not supported.
+    ``value``: its content; None: weights are not quantised. ``path``: name of the field in error messages.
+    ``expert_dtype``: that field of ``config.json`` (DeepSeek V4: "fp4").
     """
     if value is None:
         return config

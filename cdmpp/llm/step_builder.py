@@ -15,39 +15,17 @@ from cdmpp.programs.operators import OperatorSpec, make_operator
 
 @dataclass(frozen=True)
 class StepPart:
-    """An operator or collective of a step.
+    """An operator or collective of a step."""
 
-    Attributes
-    ----------
-    name : str
-        Its place in the model, such as "qkv_proj" or "attention_all_reduce".
-    program : OperatorSpec
-        Operator or collective of one rank.
-    count : int
-        Runs in the step.
-    padded : tuple of OperatorSpec
-        The same of more rows, which an engine could compute instead: no step takes longer than a larger one.
-    """
-
-    name: str
-    program: OperatorSpec
-    count: int
+    name: str  # its place in the model, such as "qkv_proj" or "attention_all_reduce"
+    program: OperatorSpec  # of one rank
+    count: int  # runs in the step
+    # The same of more rows, which an engine could compute instead: no step takes longer than a larger one.
     padded: tuple[OperatorSpec, ...] = ()
 
 
 class StepBuilder:
-    """Collects the parts of a step.
-
-    Parameters
-    ----------
-    tokens : int
-        Rows of the activations of one rank.
-
-    Attributes
-    ----------
-    parts : list of StepPart
-        Parts so far.
-    """
+    """Collects the parts of a step; ``tokens``: rows of the activations of one rank."""
 
     def __init__(self, config: LLMConfig, layout: Layout, types: Types, tokens: int) -> None:
         self.config, self.layout, self.types, self.tokens = config, layout, types, tokens
@@ -72,10 +50,7 @@ class StepBuilder:
     def add(self, name: str, operator: str, **fields: Any) -> None:
         """Add an operator; its ``dtype`` is that of the activations if not given.
 
-        Raises
-        ------
-        FieldError
-            The step is too large for the operator.
+        Raises FieldError where the step is too large for the operator.
         """
         if not self._count:
             return

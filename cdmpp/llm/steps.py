@@ -13,18 +13,10 @@ from cdmpp.programs.elements import MAX_EXTENT
 
 @dataclass(frozen=True)
 class Prefill:
-    """A step over whole prompts.
+    """A step over whole prompts."""
 
-    Attributes
-    ----------
-    lengths : tuple of int
-        New tokens of each sequence of the batch.
-    past_len : int
-        Cached tokens in front of each sequence's new ones: chunks of a prompt before this one.
-    """
-
-    lengths: tuple[int, ...]
-    past_len: int = 0
+    lengths: tuple[int, ...]  # new tokens of each sequence of the batch
+    past_len: int = 0  # cached tokens in front of each sequence's new ones: chunks of a prompt before this one
 
     def __init__(self, lengths: Sequence[int], past_len: int = 0) -> None:
         object.__setattr__(self, "lengths", tuple(lengths))
@@ -45,24 +37,14 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Decode:
-    """A step that adds one token to each sequence.
+    """A step that adds one token to each sequence."""
 
-    Attributes
-    ----------
-    batch : int
-        Sequences.
-    past_len : int
-        Cached tokens of each sequence, before this step.
-    past_total : int or None
-        Cached tokens of all sequences, in place of ``past_len``, where their lengths differ.
-    drafted : int
-        Further tokens of each sequence, which a layer for the prediction of several tokens has drafted and the step
-        checks.
-    """
-
-    batch: int
-    past_len: int = 0
+    batch: int  # sequences
+    past_len: int = 0  # cached tokens of each sequence, before this step
+    # cached tokens of all sequences, in place of ``past_len``, where their lengths differ
     past_total: int | None = None
+    # Further tokens of each sequence, which a layer for the prediction of several tokens has drafted and the step
+    # checks.
     drafted: int = 0
 
     @property

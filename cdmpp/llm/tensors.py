@@ -25,20 +25,12 @@ Split = Literal["tp", "kv", "experts", "none"]
 
 @dataclass(frozen=True)
 class Tensor:
-    """Parameters of one layer, or of the model, that are divided alike.
+    """Parameters of one layer, or of the model, that are divided alike."""
 
-    Attributes
-    ----------
-    elements : int
-        Number over all ranks.
-    split : str
-    part : str or None
-        Part of a layer (:data:`cdmpp.llm.config.WEIGHT_PARTS`) whose type of weights they have; None: they are
-        never quantised.
-    """
-
-    elements: int
+    elements: int  # number over all ranks
     split: Split = "none"
+    # Part of a layer (:data:`cdmpp.llm.config.WEIGHT_PARTS`) whose type of weights they have; None: they are never
+    # quantised.
     part: str | None = None
 
     def on_rank(self, config: LLMConfig, layout: Layout) -> float:

@@ -36,54 +36,36 @@ KERNEL_ROWS = 4096
 
 @dataclass(frozen=True)
 class ResidualSettings:
-    """Scales of the process: standard deviations in natural log units, so 0.1 is about 10 %.
+    """Scales of the process: standard deviations in natural log units, so 0.1 is about 10 %."""
 
-    Attributes
-    ----------
-    constant, family, operator, setting : float
-        Offsets of the device, of an operator family, of an operator with its dtype, and of protocol with
-        framework and backend.
-    sizes : float
-        Part that follows the numeric features and the view within a family, with the kernel
-        ``exp(-distance / length)``.
-    length : float
-        Length scale, in standardised feature units.
-    view : float
-        Weight of the view's columns in the distance; queries that are close in the view have similar errors.
-    peers : float
-        Part that is linear in the peers' centred log efficiencies, per unit of their standard deviation.
-    noise : float
-        Difference between programs with equal features, and between repetitions.
-    clip : float
-        Residuals are clipped to this distance from their median before the fit, so that a few outliers (a slow
-        algorithm chosen by a library) do not affect all predictions.
-    spreads : float
-        :meth:`ResidualProcess.fit` widens ``clip`` to so many times the distance from the median within which 80 % of
-        the residuals are, so that a device whose families differ by more keeps their offsets.
-    outlier : float
-        A measurement that is slower than the others predict by more than this number of standard deviations has its
-        noise increased by the excess; 0 for none. A faster one keeps its weight: the relative error of a prediction
-        that is too long has no bound.
-    shift : float
-        Share of the variance that is subtracted from the expected log: for a log-normal distribution, the value
-        one variance below the median has the smallest mean relative error.
-    amplitudes, noises : tuple of float
-        Candidate factors on all scales and on the noise; the marginal likelihood selects a pair.
-    """
-
+    # Offsets of the device, of an operator family, of an operator with its dtype, and of protocol with framework and
+    # backend.
     constant: float = 0.25
     family: float = 0.2
     operator: float = 0.08
     setting: float = 0.1
+    # Part that follows the numeric features and the view within a family, with the kernel ``exp(-distance / length)``.
     sizes: float = 0.4
-    length: float = 10.0
+    length: float = 10.0  # length scale, in standardised feature units
+    # Weight of the view's columns in the distance; queries that are close in the view have similar errors.
     view: float = 1.0
+    # Part that is linear in the peers' centred log efficiencies, per unit of their standard deviation.
     peers: float = 0.3
-    noise: float = 0.05
+    noise: float = 0.05  # difference between programs with equal features, and between repetitions
+    # Residuals are clipped to this distance from their median before the fit, so that a few outliers (a slow algorithm
+    # chosen by a library) do not affect all predictions.
     clip: float = 0.6
+    # :meth:`ResidualProcess.fit` widens ``clip`` to so many times the distance from the median within which 80 % of
+    # the residuals are, so that a device whose families differ by more keeps their offsets.
     spreads: float = 2.0
+    # A measurement that is slower than the others predict by more than this number of standard deviations has its
+    # noise increased by the excess; 0 for none. A faster one keeps its weight: the relative error of a prediction that
+    # is too long has no bound.
     outlier: float = 1.5
+    # Share of the variance that is subtracted from the expected log: for a log-normal distribution, the value one
+    # variance below the median has the smallest mean relative error.
     shift: float = 1.0
+    # Candidate factors on all scales and on the noise; the marginal likelihood selects a pair.
     amplitudes: tuple[float, ...] = (0.15, 0.35, 0.7, 1.0, 1.5, 2.2)
     noises: tuple[float, ...] = (0.5, 1.0, 2.0, 3.0)
 
@@ -113,27 +95,17 @@ LAUNCHED = replace(
 
 @dataclass(frozen=True)
 class AdapterFeatures:
-    """Features of queries, arrays of one length n.
+    """Features of n queries."""
 
-    Attributes
-    ----------
-    numeric : (n, d) float
-        Standardised sizes and ratios of program and device.
-    operator, family, setting : (n,) int
-        Codes; equal codes share an offset. -1 differs from every measured query.
-    peers : (n, peers) float
-        Predicted log(latency / reference) for each known device; NaN where training had no such query of the
-        device.
-    view : (n, v) float
-        Projection of the network's last hidden layer.
-    """
-
-    numeric: Array
+    numeric: Array  # (n, d) float: standardised sizes and ratios of program and device
+    # (n,) int codes; equal codes share an offset. -1 differs from every measured query.
     operator: Array
     family: Array
     setting: Array
+    # (n, peers) float: predicted log(latency / reference) for each known device; NaN where training had no such query
+    # of the device.
     peers: Array
-    view: Array
+    view: Array  # (n, v) float: projection of the network's last hidden layer
 
     def __len__(self) -> int:
         return len(self.numeric)
@@ -161,18 +133,18 @@ class AdapterFeatures:
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
-def kernel(one: AdapterFeatures, other: AdapterFeatures, settings: ResidualSettings) -> Array:
-    """Prior covariance of the residuals, (len(one), len(other)), without noise.
+def kernel(first: AdapterFeatures, second: AdapterFeatures, settings: ResidualSettings) -> Array:
+    """Prior covariance of the residuals, (len(first), len(second)), without noise.
 
     Each element is computed from its two rows only, in a fixed order: the result for a query does not depend on the
     other queries.
     """
     s = settings
-    same_family = (one.family[:, None] == other.family[None, :]) & (one.family[:, None] >= 0)
-    same_operator = (one.operator[:, None] == other.operator[None, :]) & (one.operator[:, None] >= 0)
-    same_setting = (one.setting[:, None] == other.setting[None, :]) & (one.setting[:, None] >= 0)
+    same_family = (first.family[:, None] == second.family[None, :]) & (first.family[:, None] >= 0)
+    same_operator = (first.operator[:, None] == second.operator[None, :]) & (first.operator[:, None] >= 0)
+    same_setting = (first.setting[:, None] == second.setting[None, :]) & (first.setting[:, None] >= 0)
     gap = np.zeros(same_family.shape)
-    for weight, left, right in ((1.0, one.numeric, other.numeric), (s.view, one.view, other.view)):
+    for weight, left, right in ((1.0, first.numeric, second.numeric), (s.view, first.view, second.view)):
         for column in range(left.shape[1]):
             step = left[:, column, None].astype(np.float64) - right[None, :, column]
             gap += weight**2 * step * step
@@ -180,8 +152,8 @@ def kernel(one: AdapterFeatures, other: AdapterFeatures, settings: ResidualSetti
     out: Array = (
         s.constant**2 + same_family * (s.family**2 + near) + s.operator**2 * same_operator + s.setting**2 * same_setting
     )
-    if one.peers.shape[1]:
-        left, right = centred(one.peers), centred(other.peers)
+    if first.peers.shape[1]:
+        left, right = centred(first.peers), centred(second.peers)
         products = np.zeros(out.shape)
         for column in range(left.shape[1]):
             products += left[:, column, None] * right[None, :, column]
@@ -218,14 +190,8 @@ def _clipped(residual: Array, settings: ResidualSettings) -> Array:
 class ResidualProcess:
     """Residuals of a device's queries given some that were measured.
 
-    Parameters
-    ----------
-    features : AdapterFeatures
-        Of the measured queries, k rows.
-    residual : (k,) float
-        log(measured / predicted).
-    settings : ResidualSettings
-        As they are used; :meth:`fit` chooses among factors of given ones.
+    ``features``: of the k measured queries. ``residual``: (k,), log(measured / predicted). ``settings``: as they are
+    used; :meth:`fit` chooses among factors of given ones.
     """
 
     def __init__(self, features: AdapterFeatures, residual: Array, settings: ResidualSettings) -> None:
@@ -352,13 +318,8 @@ class Names:
 class FeatureMaker:
     """Makes :class:`AdapterFeatures`.
 
-    Parameters
-    ----------
-    weights : Weights
-        Weights that hold the mean and spread of every numeric feature in the training set.
-    names : Names, optional
-        Texts by code; an unknown text has the code -1. Without ``names``, new texts get new codes, which
-        :attr:`names` lists.
+    ``weights`` holds the mean and spread of every numeric feature in the training set. ``names``: texts by code; an
+    unknown text has the code -1. Without ``names``, new texts get new codes, which :attr:`names` lists.
     """
 
     def __init__(self, weights: Weights, names: Names | None = None) -> None:
@@ -373,14 +334,10 @@ class FeatureMaker:
         return Names(tuple(self._operators), tuple(self._settings))
 
     def features(self, batch: QueryBatch, peers: Array, view: Array) -> AdapterFeatures:
-        """Features of queries.
+        """Features of n queries.
 
-        Parameters
-        ----------
-        batch : QueryBatch
-            n queries.
-        peers, view : (n, trained devices), (n, VIEW_COLUMNS)
-            Fields of :class:`cdmpp.model.raw_predictions.RawPredictions`.
+        ``peers``, ``view``: (n, trained devices) and (n, VIEW_COLUMNS), fields of
+        :class:`cdmpp.model.raw_predictions.RawPredictions`.
         """
         rows, inputs = batch.rows, RowInputs(batch.store, stack_devices(batch.specs))
         launches = KERNEL_WIDTH * self._weights.config.schedule
@@ -432,53 +389,27 @@ _NORMAL = np.array([NormalDist().inv_cdf(level) for level in LEVELS])
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """Correction of a base model's predictions for one device.
+    """Correction of a base model's predictions for one device."""
 
-    Attributes
-    ----------
-    device : DeviceSpec
-        The adapted device. Queries on devices with other figures keep the base's predictions.
-    process : ResidualProcess
-    names : Names
-        Texts of the codes in the process's features.
-    weight : float
-        Share of the correction that is applied, from cross-validation: 1 all of it, 0 the base's predictions.
-    width : float
-        Factor on the width of the adapted intervals, from cross-validation.
-    report : dict
-        Report of the adaptation (:mod:`cdmpp.train.adaptation`).
-    scheduled : bool
-        Whether it corrects the model's part for programs of backend ``tvm``, in place of the model itself.
-    """
-
-    device: DeviceSpec
+    device: DeviceSpec  # the adapted device; queries on devices with other figures keep the base's predictions
     process: ResidualProcess
-    names: Names
+    names: Names  # texts of the codes in the process's features
+    # Share of the correction that is applied, from cross-validation: 1 all of it, 0 the base's predictions.
     weight: float
-    width: float
-    report: dict[str, Any] = field(default_factory=dict)
+    width: float  # factor on the width of the adapted intervals, from cross-validation
+    report: dict[str, Any] = field(default_factory=dict)  # report of the adaptation (:mod:`cdmpp.train.adaptation`)
+    # Whether it corrects the model's part for programs of backend ``tvm``, in place of the model itself.
     scheduled: bool = False
 
     def apply(
         self, point: Array, levels: Array, features: AdapterFeatures, *, one_by_one: bool = False
     ) -> tuple[Array, Array, Array]:
-        """Adapted predictions of queries.
+        """Adapted ``point`` and ``levels`` of n queries, and how unsure they are.
 
-        Parameters
-        ----------
-        point, levels : (n,), (n, len(LEVELS))
-            The base's log latencies.
-        features : AdapterFeatures, n rows
-        one_by_one : bool
-            See :meth:`ResidualProcess.mean_and_variance`.
-
-        Returns
-        -------
-        point, levels
-            Adapted values; :attr:`width` still has to scale ``levels``.
-        unsure : (n,)
-            Posterior over prior standard deviation: near 0 next to a measured query, 1 far from all. A
-            :attr:`weight` below 1 moves it towards 1.
+        ``point``, ``levels``: the base's log latencies, (n,) and (n, len(LEVELS)); :attr:`width` still has to scale the
+        adapted levels. Unsure, (n,): posterior over prior standard deviation: near 0 next to a measured query, 1 far
+        from all. A :attr:`weight` below 1 moves it towards 1. ``one_by_one``: see
+        :meth:`ResidualProcess.mean_and_variance`.
         """
         mean, variance = self.process.mean_and_variance(features, one_by_one=one_by_one)
         adapted, spread = centre_and_spread(self.process, point, levels, mean, variance, self.weight)

@@ -33,25 +33,16 @@ _ARRAYS = ("size", "feature", "left", "value", "numbers")
 WIDE = ("float32", "float16", "bfloat16")
 
 
-class Group(NamedTuple):
-    """Queries that one ensemble corrects.
+class BoosterGroup(NamedTuple):
+    """Queries that one ensemble corrects."""
 
-    Attributes
-    ----------
-    framework : str
-        "" where it is not stated.
-    protocol, family : str
-    narrow : bool
-        Whether an operand has another type than :data:`WIDE`.
-    """
-
-    framework: str
+    framework: str  # "" where it is not stated
     protocol: str
     family: str
-    narrow: bool
+    narrow: bool  # whether an operand has another type than :data:`WIDE`
 
     @classmethod
-    def of(cls, context: Context) -> Group | None:
+    def of(cls, context: Context) -> BoosterGroup | None:
         """Group of a query for a library kernel; None for another program."""
         if context.backend != BACKENDS[0]:
             return None
@@ -61,46 +52,24 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """One ensemble.
+    """One ensemble."""
 
-    Attributes
-    ----------
-    size : uint8, (trees,)
-        Number of nodes of each tree. The first node of a tree is its root.
-    feature : uint8, (nodes,)
-        Column that a node compares; :data:`LEAF` in a leaf.
-    left : uint8, (nodes that are no leaves,)
-        Node of the tree for rows below the threshold; the next node has the other rows.
-    value : uint16, (nodes,)
-        Index of the threshold, or of a leaf's output, in ``numbers``.
-    numbers : float32, (.,)
-    operators : sequence of str
-        Operators of the training rows.
-    reach : float
-        Largest correction of the log latency.
-    widths : sequence of float
-        For each operator, a factor on the distance of the network's quantiles from the median.
-    """
-
-    size: Array
-    feature: Array
+    size: Array  # uint8, (trees,): number of nodes of each tree. The first node of a tree is its root.
+    feature: Array  # uint8, (nodes,): column that a node compares; :data:`LEAF` in a leaf
+    # uint8, (nodes that are no leaves,): node of the tree for rows below the threshold; the next node has the other
+    # rows.
     left: Array
-    value: Array
-    numbers: Array
-    operators: Sequence[str]
-    reach: float
-    widths: Sequence[float]
+    value: Array  # uint16, (nodes,): index of the threshold, or of a leaf's output, in ``numbers``
+    numbers: Array  # float32, (.,)
+    operators: Sequence[str]  # operators of the training rows
+    reach: float  # largest correction of the log latency
+    widths: Sequence[float]  # For each operator, a factor on the distance of the network's quantiles from the median.
 
 
 class Boosters:
-    """Ensembles by the group of queries that each corrects.
+    """Ensembles by the group of queries that each corrects."""
 
-    Parameters
-    ----------
-    groups : dict of Group to Trees
-    """
-
-    def __init__(self, groups: dict[Group, Trees]) -> None:
+    def __init__(self, groups: dict[BoosterGroup, Trees]) -> None:
         self.trees = tuple(groups.values())
         self.index = {group: i for i, group in enumerate(groups)}
 
@@ -122,7 +91,9 @@ class Boosters:
         groups = {}
         for i, (*names, operators, reach, widths) in enumerate(json.loads(header["__metadata__"]["groups"])):
             arrays = {name: tensors[f"{i}.{name}"] for name in _ARRAYS}
-            groups[Group(*names)] = Trees(**arrays, operators=tuple(operators), reach=reach, widths=tuple(widths))
+            groups[BoosterGroup(*names)] = Trees(
+                **arrays, operators=tuple(operators), reach=reach, widths=tuple(widths)
+            )
         return cls(groups)
 
 

@@ -33,41 +33,29 @@ class RawPredictions:
 
     :class:`cdmpp.model.inference.engine.Engine` sets the first four;
     :class:`cdmpp.model.inference.pipeline.InferencePipeline` adds the others.
-
-    Attributes
-    ----------
-    point : (n,)
-        log of the predicted seconds.
-    levels : (n, len(LEVELS))
-        Log quantiles, before :func:`cdmpp.model.domain.calibration.read_quantiles` scales them by ``factor``.
-    reference : (n,)
-        log of the reference seconds; empty for collectives.
-    view : (n, VIEW_COLUMNS) float32, or None
-        Projection of the last hidden layer; queries that the network treats alike are close in it.
-    peers : (n, trained devices) float32, or None
-        log(latency / reference) predicted for each peer device; NaN for devices that are no peers of the query.
-    distance : (n,)
-        Distance of the program from the training programs (:meth:`cdmpp.model.domain.score.Domain.program_distance`).
-    step : (n,)
-        Part of the domain score for a context that training did not have.
-    factor : (n,)
-        Calibrated factor on the interval's width.
-    roofline_s : (n,)
-        Bound by arithmetic at peak and traffic at full bandwidth, in seconds.
-    adjusted : (n,)
-        Sum of the codes of :data:`cdmpp.model.inference.consistency.ADJUSTMENTS`: why a prediction is not the network's
-        own, or not "in" the domain. For a collective, 1 where the measurements lacked something of the query.
     """
 
-    point: Array
+    point: Array  # (n,): log of the predicted seconds
+    # (n, len(LEVELS)): log quantiles, before :func:`cdmpp.model.domain.calibration.read_quantiles` scales them by
+    # ``factor``.
     levels: Array
-    reference: Array = field(default_factory=_empty)
+    reference: Array = field(default_factory=_empty)  # (n,): log of the reference seconds; empty for collectives
+    # (n, VIEW_COLUMNS) float32: projection of the last hidden layer; queries that the network treats alike are close
+    # in it.
     view: Array | None = None
+    # (n, trained devices) float32: log(latency / reference) predicted for each peer device; NaN for devices that are
+    # no peers of the query.
     peers: Array | None = None
+    # (n,): distance of the program from the training programs
+    # (:meth:`cdmpp.model.domain.score.Domain.program_distance`).
     distance: Array = field(default_factory=_empty)
+    # (n,): part of the domain score for a context that training did not have
     step: Array = field(default_factory=_empty)
-    factor: Array = field(default_factory=_empty)
+    factor: Array = field(default_factory=_empty)  # (n,): calibrated factor on the interval's width
+    # (n,): bound by arithmetic at peak and traffic at full bandwidth, in seconds
     roofline_s: Array = field(default_factory=_empty)
+    # (n,): sum of the codes of :data:`cdmpp.model.inference.consistency.ADJUSTMENTS`: why a prediction is not the
+    # network's own, or not "in" the domain. For a collective, 1 where the measurements lacked something of the query.
     adjusted: Array = field(default_factory=_empty)
 
     def __post_init__(self) -> None:
@@ -111,10 +99,7 @@ class RawPredictions:
     def placed(cls, parts: Sequence[tuple[Array, RawPredictions]]) -> RawPredictions:
         """Outputs of several networks as one, without views and peers.
 
-        Parameters
-        ----------
-        parts : sequence of (rows, output)
-            Positions of each output's rows; together they are 0 .. n - 1.
+        ``parts``: positions of each output's rows, together 0 .. n - 1, and the output.
         """
         order = np.argsort(np.concatenate([positions for positions, _ in parts]))
         names = ("point", "levels", "reference", *_DEFAULT_ZERO)

@@ -326,8 +326,8 @@ def check_option(what: str, value: Any, known: Sequence[str]) -> None:
     """Raise :class:`DataError`, with the nearest name, for a value that is not one of ``known``."""
     if value not in known:
         nearest = difflib.get_close_matches(str(value).casefold(), known, n=1)
-        meant = f"; did you mean {nearest[0]}?" if nearest else ""
-        raise DataError(f"{what} {value!r} is not known{meant}", hint="one of: " + ", ".join(known))
+        suggestion = f"; did you mean {nearest[0]}?" if nearest else ""
+        raise DataError(f"{what} {value!r} is not known{suggestion}", hint="one of: " + ", ".join(known))
 
 
 def framework_error(query: Query) -> DataError | None:

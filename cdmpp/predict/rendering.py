@@ -98,23 +98,10 @@ def html_table(
     caption: str = "",
     notes: Sequence[str] = (),
 ) -> str:
-    """An HTML table; all texts are escaped.
+    """An HTML table of at most :data:`MAX_ROWS` rows; all texts are escaped.
 
-    Parameters
-    ----------
-    header : sequence of str
-        Column names.
-    rows : sequence of sequences of str
-        Cells, as many per row as ``header`` has. At most :data:`MAX_ROWS` are shown.
-    right : iterable of int
-        Columns that are aligned to the right.
-    caption : str
-        Line above the table.
-    notes : sequence of str
-        Lines below the table.
+    ``right``: columns that are aligned to the right. ``caption``: line above the table. ``notes``: lines below it.
 
-    Examples
-    --------
     >>> html_table(("program", "latency"), [("a<b", "1.00 µs")], right=[1]).count("&lt;")
     1
     """
@@ -144,10 +131,10 @@ def interval_text(lower_s: float | None, upper_s: float | None) -> str:
     return f"{format_latency(lower_s)} – {format_latency(upper_s)}"
 
 
-def out_reasons(figures: Iterable[tuple[str, Any]], most: int = 5) -> list[str]:
-    """Lines with the distinct reasons of figures with the domain "out", each with its name; the first ``most``."""
+def out_reasons(figures: Iterable[tuple[str, Any]], max_lines: int = 5) -> list[str]:
+    """Lines with the distinct reasons of figures with the domain "out", each with its name; the first ``max_lines``."""
     lines = [f"{name} is out: {figure.domain_reason}" for name, figure in figures if figure.domain == "out"]
-    return list(dict.fromkeys(lines))[:most]
+    return list(dict.fromkeys(lines))[:max_lines]
 
 
 def percent(fraction: float | None) -> str:

@@ -38,18 +38,12 @@ class SupportRow(NamedTuple):
 def support_matrix(artifact: Artifact) -> dict[str, Any]:
     """Domain, number of training rows and held-out error by operator, types and device, for JSON.
 
-    Returns
-    -------
-    dict
-        ``devices``: names of the training devices.
-        ``errors_by``: ``"types"``, or ``"operator"`` where the model's error table has no element types; ``mape`` is
-        then that of the operator in all types.
-        ``rows``: one entry per operator, ``dtype``, ``weight_dtype`` and ``scaling``, with
-
-        - ``elsewhere``: the best label that a query on a device without training rows can have, under any protocol;
-        - ``domain``: the same by training device, where it is not ``elsewhere``;
-        - ``rows``: number of training rows by device, without zeros; None where the model does not say;
-        - ``mape``: mean absolute percentage error on held-out rows by device, a fraction.
+    ``devices``: names of the training devices. ``errors_by``: ``"types"``, or ``"operator"`` where the model's error
+    table has no element types; ``mape`` is then that of the operator in all types. ``rows``: one entry per operator,
+    ``dtype``, ``weight_dtype`` and ``scaling``, with ``elsewhere`` (the best label that a query on a device without
+    training rows can have, under any protocol), ``domain`` (the same by training device, where it is not
+    ``elsewhere``), ``rows`` (number of training rows by device, without zeros; None where the model does not say) and
+    ``mape`` (mean absolute percentage error on held-out rows by device, a fraction).
     """
     devices = [name for name in artifact.devices if name]
     limited = _limited(artifact, devices)

@@ -66,8 +66,8 @@ def prune(text: str) -> str:
 def main() -> None:
     """Lower all classes and write the file beside this module."""
     classes: dict[str, str] = {}
-    for op, asked, all_flags in all_classes():
-        dtype, flags, _ = stored_class(op, asked, all_flags)
+    for op, element_type, all_flags in all_classes():
+        dtype, flags, _ = stored_class(op, element_type, all_flags)
         name = class_name(op, dtype, flags)
         if name not in classes:
             classes[name] = prune(to_json(lower_class(op, dtype, flags, list(symbols(op)))))

@@ -182,9 +182,9 @@ def unknown_operator(name: Any) -> UnsupportedOperatorError:
     """The error for a name that is not one of :func:`operator_types`, with the nearest names."""
     known = sorted(operator_types())
     nearest = _nearest_operators(name[:64].casefold(), known) if isinstance(name, str) else []
-    meant = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
+    suggestion = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
     return UnsupportedOperatorError(
-        f"operator {repr(name)[:MAX_SHOWN]} is not supported{meant}", hint="one of: " + ", ".join(known)
+        f"operator {repr(name)[:MAX_SHOWN]} is not supported{suggestion}", hint="one of: " + ", ".join(known)
     )
 
 

@@ -50,7 +50,7 @@ def template_json(structural_class: str) -> str:
     if not renamed:
         return text
     pattern = "|".join(f'"{dtype}"' for dtype in renamed)
-    return re.sub(pattern, lambda found: f'"{renamed[found[0][1:-1]]}"', text)
+    return re.sub(pattern, lambda match: f'"{renamed[match[0][1:-1]]}"', text)
 
 
 def is_class(name: str) -> bool:
@@ -65,8 +65,8 @@ def _classes() -> frozenset[str]:
 
 def _stored_name(structural_class: str) -> tuple[str, dict[str, str]]:
     operator, dtype, *flags = structural_class.split(":")
-    dtype, own, renamed = stored_class(operator, dtype, dict(flag.split("=", 1) for flag in flags))
-    return class_name(operator, dtype, own), renamed
+    dtype, stored_flags, renamed = stored_class(operator, dtype, dict(flag.split("=", 1) for flag in flags))
+    return class_name(operator, dtype, stored_flags), renamed
 
 
 def stored_class(operator: str, dtype: str, flags: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, str]]:
@@ -162,7 +162,7 @@ def _own_flags(operator: str, dtype: str) -> Iterator[dict[str, Any]]:
             typed = {"weight_dtype": weight, "scaling": scaling}
             if operator in ("linear", "bmm"):
                 biased = [{"bias": False}, {"bias": True}] if operator == "linear" else [{}]
-                yield from ({**own, **typed} for own in biased)
+                yield from ({**bias, **typed} for bias in biased)
                 if scaling is None:
                     yield from ({**biased[0], **typed, **stored} for stored in _bare_flags(operator, dtype))
             elif operator == "grouped_gemm":

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cdmpp.model.boosters import LEAF, LEAF_STEP, Boosters, Group, Trees, tree_columns
+from cdmpp.model.boosters import LEAF, LEAF_STEP, BoosterGroup, Boosters, Trees, tree_columns
 from cdmpp.model.domain.calibration import fit_factor
 from cdmpp.model.domain.evidence import contexts_of
 from cdmpp.model.domain.score import Context
@@ -74,7 +74,7 @@ def fit_boosters(predict: RowPredictor, index: Array, seed: int) -> Boosters:
     index = np.concatenate([index, np.flatnonzero(dataset.rows.part == 1)])
     rows = dataset.rows.take(index)
     contexts, context = predict.contexts_of(rows)
-    of = [Group.of(each) if each.launch_key() in predict.contexts else None for each in contexts]
+    of = [BoosterGroup.of(each) if each.launch_key() in predict.contexts else None for each in contexts]
     groups = sorted(set(filter(None, of)))
     code = np.array([groups.index(group) if group else -1 for group in of])[context]
     fitted = {}

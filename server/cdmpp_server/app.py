@@ -18,7 +18,6 @@ from cdmpp_server.openapi import Feature, build_openapi
 from cdmpp_server.operate import middleware, protocol
 from cdmpp_server.plan import routes as plan
 from cdmpp_server.predict import routes as predict
-from cdmpp_server.predict.openapi import describe_predict
 from cdmpp_server.sandbox import sandbox
 from cdmpp_server.settings import Settings
 
@@ -37,7 +36,7 @@ FEATURES: tuple[Feature, ...] = (
     Feature(lifespan=sandbox.lifespan),
     # Before predictions, which read registered programs from its database.
     Feature(observe.router, observe.describe, lifespan=observe.lifespan),
-    Feature(predict.router, describe_predict, lifespan=predict.lifespan),
+    Feature(predict.router, predict.describe, lifespan=predict.lifespan),
     Feature(None, reload.describe, reload.install, reload.lifespan),
     Feature(adapt.router, adapt.describe, lifespan=adapt.lifespan),
     Feature(curve.router, curve.describe),

@@ -175,18 +175,10 @@ async def _disconnected(request: Request) -> None:
 def excess(held: Mapping[str, int], places: int) -> dict[str, int]:
     """Number of places that each holder gives up, so that at most ``places`` are held.
 
-    Shares are max-min fair: a holder with no more than an equal share keeps everything, and those with more give up
-    the rest. A holder of many places therefore cannot take those of a holder of few.
+    Shares are max-min fair: a holder with no more than an equal share keeps everything, and those with more give up the
+    rest. A holder of many places therefore cannot take those of a holder of few. Among holders of equally many, the
+    first gives up first.
 
-    Parameters
-    ----------
-    held : mapping of str to int
-        Places by holder; among holders of equally many, the first gives up first.
-    places : int
-        At least 0.
-
-    Examples
-    --------
     >>> excess({"a": 2, "b": 9}, 8)
     {'b': 3}
     """

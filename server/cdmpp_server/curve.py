@@ -24,10 +24,9 @@ from cdmpp.predict.curves.template import (
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, Seconds
 from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Implementation, Protocol
-from cdmpp_server.concurrency import DESCRIPTION
 from cdmpp_server.fields import Device, OperatorProgram, ProgramValue, TextProgram
-from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
-from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned
+from cdmpp_server.openapi import Schema, add_models, ref
+from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned, describe_planned
 from cdmpp_server.predict.schema import MAX_QUANTILES, ErrorInfo, Level
 from cdmpp_server.schema_base import AnswerModel, RequestModel
 from cdmpp_server.settings import Settings
@@ -186,13 +185,10 @@ _EXAMPLE: dict[str, Any] = {
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
     """Add request, response and problems of ``/curve``."""
     add_models(schemas, CurveRequest, CurvesRequest, CurveResponse)
-    operation = document["paths"]["/curve"]["post"]
-    operation["description"] += (
-        f"\n\nAt most {settings.max_items:,} predictions: programs times points times devices. {DESCRIPTION}"
-    )
-    add_body(operation, {"oneOf": [ref("CurveRequest"), ref("CurvesRequest")]}, _EXAMPLE)
-    add_answer(operation, ref("CurveResponse"), "The points of the curve.")
-    add_problems(operation, 404, 409, *BODY_PROBLEMS, meaning=_MEANING)
+    body = {"oneOf": [ref("CurveRequest"), ref("CurvesRequest")]}
+    answer = ref("CurveResponse"), "The points of the curve."
+    note = f"At most {settings.max_items:,} predictions: programs times points times devices. "
+    describe_planned(document, "/curve", body, _EXAMPLE, answer, _MEANING, note)
 
 
 router = APIRouter()
@@ -212,7 +208,7 @@ def _template(program: ProgramValue, count: int = 1) -> Template:
     return Template.parse(program, count) if isinstance(program, str) else Template(program, count)
 
 
-def _plan(request: CurveRequest | CurvesRequest, find: Find, most: int) -> CurvePlan:
+def _plan(request: CurveRequest | CurvesRequest, find: Find, max_predictions: int) -> CurvePlan:
     if isinstance(request, CurvesRequest):
         templates = [_template(program.program, program.count) for program in request.programs]
     else:
@@ -228,7 +224,7 @@ def _plan(request: CurveRequest | CurvesRequest, find: Find, most: int) -> Curve
         monotone=request.monotone,
         # By name and never load_device: a client's text must not be used as a path on this machine.
         find=find,
-        most=most,
+        max_predictions=max_predictions,
         implementation=request.implementation,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BeforeValidator, Field, create_model
@@ -14,18 +14,18 @@ from cdmpp.devices.loading import resolve_device
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.llm import EstimatePlan, LLMEstimate, defaults, read_config
 from cdmpp.llm.engines.profile import load_engine
-from cdmpp.llm.options import BATCH, LAYOUT, MODEL, SERVING, RequestOption
+from cdmpp.llm.estimate_result import EstimateSettings
+from cdmpp.llm.options import BATCH, LAYOUT, SERVING, TYPES, RequestOption
 from cdmpp.llm.serving.calibrate import MIN_ROWS, CalibrationPlan
 from cdmpp.llm.serving.simulate import NETWORK_BYTES_PER_S, ServingPlan, resolved_pool
 from cdmpp.predict.prediction import ErrorInfo, Prediction, Query, Seconds
 from cdmpp.predict.prediction_matrix import Failed
 from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.elements import canonical_dtype
-from cdmpp_server.concurrency import DESCRIPTION
 from cdmpp_server.curve import MAX_DEVICES
 from cdmpp_server.fields import Device
-from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
-from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned
+from cdmpp_server.openapi import Schema, add_models, ref
+from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned, describe_planned
 from cdmpp_server.predict.schema import ModelName
 from cdmpp_server.schema_base import AnswerModel, RequestModel
 from cdmpp_server.settings import Settings
@@ -42,8 +42,9 @@ Network = Annotated[
     float | Annotated[str, Field(max_length=64)] | None,
     Field(description="Bytes per second of one device between nodes, or a name such as roce-200; null: assumed."),
 ]
-
-
+Config = Annotated[
+    dict[str, Any], Field(max_length=MAX_CONFIG_FIELDS, description="The content of a config.json of Hugging Face.")
+]
 M = TypeVar("M", bound=RequestModel)
 
 
@@ -70,9 +71,7 @@ def _annotation(option: RequestOption) -> Any:
 
 
 class _Model(RequestModel):
-    config: Annotated[
-        dict[str, Any], Field(max_length=MAX_CONFIG_FIELDS, description="The content of a config.json of Hugging Face.")
-    ]
+    config: Config
     engine: Annotated[
         str | dict[str, Any] | None,
         Field(
@@ -85,14 +84,14 @@ class _Model(RequestModel):
     model: ModelName = None
 
 
-@with_options(MODEL | BATCH)
+@with_options(BATCH)
 class LlmRequest(_Model):
     """A language model on one device."""
 
     device: Device
 
 
-@with_options(MODEL | BATCH)
+@with_options(BATCH)
 class LlmDevicesRequest(_Model):
     """A language model on several devices."""
 
@@ -109,8 +108,8 @@ class CalibrateRequest(RequestModel):
         Field(
             min_length=MIN_ROWS,
             max_length=MAX_MEASUREMENTS,
-            description="Objects with batch (or rate), input, output; optionally tp, pp, ep, dp, dtype, weights, "
-            "kv_dtype, config, device, closed_loop, prefix_hit; one or more of total_s, ttft_s, tpot_s.",
+            description=f"Objects with batch (or rate), input, output; optionally {', '.join(LAYOUT | TYPES)}, "
+            "config, device, closed_loop, prefix_hit; one or more of total_s, ttft_s, tpot_s.",
         ),
     ]
     engine: Annotated[
@@ -142,8 +141,7 @@ class PrefillPoolFields(RequestModel):
 
 
 @with_options(
-    MODEL
-    | SERVING
+    SERVING
     | {
         "count": replace(SERVING["count"], maximum=MAX_SIMULATED),
         "warmup": replace(SERVING["warmup"], below=MAX_SIMULATED),
@@ -232,28 +230,20 @@ class LlmPart(AnswerModel):
 Step = Annotated[Seconds | None, Field(description="null for a single output token.")]
 
 
-class LlmAnswer(AnswerModel):
-    """Estimate of a batch from prompt to last token, with the settings of the request."""
-
+class _EstimatedModel(AnswerModel):
     model_id: str
     model_type: str
     parameters: Annotated[int, Field(description="Number of parameters of the language model.")]
-    device: str
-    tp: int
-    pp: int
-    ep: int
-    dp: int
-    batch: int
-    input: int
-    output: int
-    dtype: str
-    weights: str | None
-    kv_dtype: str
-    engine: Annotated[str, Field(description="Name of the profile.")]
-    framework: str
-    cuda_graph: bool
-    mtp: int
-    acceptance: float
+
+
+_SETTINGS: dict[str, Any] = {name: (hint, ...) for name, hint in get_type_hints(EstimateSettings).items()}
+_SETTINGS["engine"] = (Annotated[str, Field(description="Name of the profile.")], ...)
+_WithSettings: Any = create_model("_WithSettings", __base__=_EstimatedModel, **_SETTINGS)
+
+
+class LlmAnswer(_WithSettings):  # its fields begin with those of EstimateSettings
+    """Estimate of a batch from prompt to last token, with the settings of the request."""
+
     gpus: int
     prefill_s: Annotated[Seconds, Field(description="The step over all prompts.")]
     prefill_lower_s: Seconds
@@ -310,7 +300,7 @@ _MEANING = {
     "(infeasible), `device` is invalid (invalid_device), or there are more predictions than items of one request "
     "(data_error).",
 }
-_EXAMPLE_MODEL: dict[str, Any] = {
+EXAMPLE_MODEL: dict[str, Any] = {
     "config": {
         "model_type": "llama",
         "hidden_size": 4096,
@@ -322,32 +312,24 @@ _EXAMPLE_MODEL: dict[str, Any] = {
     },
     "device": "h100-sxm",
 }
-_EXAMPLE = {**_EXAMPLE_MODEL, "batch": 8, "input": 1024, "output": 128}
 
 
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
     """Add request, response and problems of ``/llm``."""
     add_models(schemas, LlmRequest, LlmDevicesRequest, LlmAnswer, LlmAnswers, CalibrateRequest, CalibrateAnswer)
     add_models(schemas, SimulateRequest, SimulateAnswer)
-    simulation = document["paths"]["/llm/simulate"]["post"]
-    simulation["description"] += f"\n\n{DESCRIPTION}"
-    add_body(simulation, ref("SimulateRequest"), {**_EXAMPLE_MODEL, "concurrency": 16, "output": 64, "count": 32})
-    add_answer(simulation, ref("SimulateAnswer"), "Times, throughput and use of the cache.")
-    add_problems(simulation, 404, 409, *BODY_PROBLEMS, meaning=_MEANING)
-    calibration = document["paths"]["/llm/calibrate"]["post"]
-    calibration["description"] += f"\n\n{DESCRIPTION}"
+    requests = {"concurrency": 16, "output": 64, "count": 32}
     rows = [{"batch": n, "input": 1024, "output": 128, "total_s": s} for n, s in ((1, 1.2), (32, 2.6))]
-    add_body(calibration, ref("CalibrateRequest"), {**_EXAMPLE_MODEL, "measurements": rows})
-    add_answer(calibration, ref("CalibrateAnswer"), "The profile and its errors.")
-    add_problems(calibration, 404, 409, *BODY_PROBLEMS, meaning=_MEANING)
-    operation = document["paths"]["/llm"]["post"]
-    operation["description"] += (
-        f"\n\nA model has some 50 to 200 predictions for each device; at most {settings.max_items:,} in one request. "
-        f"{DESCRIPTION}"
-    )
-    add_body(operation, {"oneOf": [ref("LlmRequest"), ref("LlmDevicesRequest")]}, _EXAMPLE)
-    add_answer(operation, {"oneOf": [ref("LlmAnswer"), ref("LlmAnswers")]}, "The estimate, or those of `devices`.")
-    add_problems(operation, 404, 409, *BODY_PROBLEMS, meaning=_MEANING)
+    note = f"A model has some 50 to 200 predictions for each device; at most {settings.max_items:,} in one request. "
+    served = ref("SimulateAnswer"), "Times, throughput and use of the cache."
+    describe_planned(document, "/llm/simulate", ref("SimulateRequest"), {**EXAMPLE_MODEL, **requests}, served, _MEANING)
+    fitted = ref("CalibrateAnswer"), "The profile and its errors."
+    example = {**EXAMPLE_MODEL, "measurements": rows}
+    describe_planned(document, "/llm/calibrate", ref("CalibrateRequest"), example, fitted, _MEANING)
+    body = {"oneOf": [ref("LlmRequest"), ref("LlmDevicesRequest")]}
+    estimated = {"oneOf": [ref("LlmAnswer"), ref("LlmAnswers")]}, "The estimate, or those of `devices`."
+    example = {**EXAMPLE_MODEL, "batch": 8, "input": 1024, "output": 128}
+    describe_planned(document, "/llm", body, example, estimated, _MEANING, note)
 
 
 router = APIRouter()
@@ -375,14 +357,14 @@ async def calibrate(request: Request) -> Response:
     return await answer_planned(request)
 
 
-def _simulation(request: SimulateRequest, find: Find, most: int) -> ServingPlan:
+def _simulation(request: SimulateRequest, find: Find, max_predictions: int) -> ServingPlan:
     options = request.model_dump(exclude={"config", "device", "model"})
     options["engine"] = load_engine(request.engine, options.pop("framework"), files=False)
     options["prefill_pool"] = resolved_pool(options["prefill_pool"], lambda device: resolve_device(device, find))
     device = resolve_device(request.device, find)
     plan = ServingPlan(read_config(request.config), device, most_work=MAX_SIMULATED_WORK, **options)
-    if len(plan.queries) > most:
-        raise DataError(f"the tables need more than {most:,} predictions", hint="shorter requests")
+    if len(plan.queries) > max_predictions:
+        raise DataError(f"the tables need more than {max_predictions:,} predictions", hint="shorter requests")
     if plan.tokens > MAX_SIMULATED_TOKENS:
         raise DataError(
             f"{plan.tokens:,} tokens in all; at most {MAX_SIMULATED_TOKENS:,}", hint="fewer or shorter requests"
@@ -390,7 +372,7 @@ def _simulation(request: SimulateRequest, find: Find, most: int) -> ServingPlan:
     return plan
 
 
-def _calibration(request: CalibrateRequest, find: Find, most: int) -> CalibrationPlan:
+def _calibration(request: CalibrateRequest, find: Find, max_predictions: int) -> CalibrationPlan:
     for number, row in enumerate(request.measurements, 1):
         if "config" in row and not isinstance(row["config"], dict):
             raise DataError(f"row {number}: config is no object", hint="send the content of config.json")
@@ -398,14 +380,20 @@ def _calibration(request: CalibrateRequest, find: Find, most: int) -> Calibratio
     config, rows = read_config(request.config), request.measurements
     # By name and never load_device: a client's text must not be used as a path on this machine.
     return CalibrationPlan(
-        config, lambda device: resolve_device(device, find), request.device, rows, profile, most, MAX_SIMULATED_WORK
+        config,
+        lambda device: resolve_device(device, find),
+        request.device,
+        rows,
+        profile,
+        max_predictions,
+        MAX_SIMULATED_WORK,
     )
 
 
 class Estimates:
     """A plan for each device, or the reason why it has none."""
 
-    def __init__(self, request: Body, find: Find, most: int) -> None:
+    def __init__(self, request: Body, find: Find, max_predictions: int) -> None:
         options = request.model_dump(exclude={"config", "device", "devices", "model"})
         self._single = isinstance(request, LlmRequest)
         sent = [request.device] if isinstance(request, LlmRequest) else request.devices
@@ -424,9 +412,10 @@ class Estimates:
                 continue
             self._plans.append(plan)
             self.queries += plan.queries
-            if len(self.queries) > most:
+            if len(self.queries) > max_predictions:
                 raise DataError(
-                    f"the devices need more than {most:,} predictions", hint="send fewer devices in one request"
+                    f"the devices need more than {max_predictions:,} predictions",
+                    hint="send fewer devices in one request",
                 )
 
     def answer(self, model_id: str, predictions: Sequence[Prediction]) -> dict[str, Any]:

@@ -49,15 +49,15 @@ def fingerprint(folder: Path | None) -> Fingerprint:
 class Models:
     """Models by id. Thread-safe.
 
-    ``base``: used by requests that name no model. ``most``: maximum number of adapted models in memory, and of folders
-    on disk. The owners with most lose their least recently used model in memory, and their oldest on disk. ``folder``:
-    keeps adapted models over a restart, in a folder for each owner. The folders are named by a hash, never by a
+    ``base``: used by requests that name no model. ``max_adapted``: of models in memory, and of folders on disk. The
+    owners with most lose their least recently used model in memory, and their oldest on disk. ``folder``: keeps adapted
+    models over a restart, in a folder for each owner. The folders are named by a hash, never by a
     client's text. A name that is not in memory is compared with their manifests and never opened as a path.
     """
 
-    def __init__(self, base: LatencyPredictor, most: int, folder: Path | None = None) -> None:
+    def __init__(self, base: LatencyPredictor, max_adapted: int, folder: Path | None = None) -> None:
         self.base = base
-        self._most, self._folder = most, folder
+        self._most, self._folder = max_adapted, folder
         self._adapted: OrderedDict[str, tuple[str, LatencyPredictor]] = OrderedDict()
         self._lock = threading.Lock()
 

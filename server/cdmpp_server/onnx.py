@@ -150,10 +150,12 @@ def _is_dim(text: str) -> bool:
     return re.fullmatch(_DIM, text) is not None
 
 
-def _texts(name: str, given: dict[str, list[str]], most: int, fits: Callable[[str], bool], form: str) -> list[str]:
+def _texts(
+    name: str, given: dict[str, list[str]], max_values: int, fits: Callable[[str], bool], form: str
+) -> list[str]:
     values = given.get(name, [])
-    if len(values) > most:
-        raise _refused(name, f"given {len(values)} times; at most {most} are allowed")
+    if len(values) > max_values:
+        raise _refused(name, f"given {len(values)} times; at most {max_values} are allowed")
     for value in values:
         if not fits(value):
             raise _refused(name, f"{value[:100]!r} should be {form}")
@@ -461,10 +463,12 @@ async def predict_model(request: Request) -> Response:
     return Response(text, media_type="application/json")
 
 
-async def _read(sandbox: Sandbox, data: bytes, query: ModelQuery, most: int, deadline: Deadline) -> ModelSummary:
+async def _read(
+    sandbox: Sandbox, data: bytes, query: ModelQuery, max_programs: int, deadline: Deadline
+) -> ModelSummary:
     try:
         async with deadline.limit():
-            return await sandbox.read_onnx(data, query.dims, max_programs=most)
+            return await sandbox.read_onnx(data, query.dims, max_programs=max_programs)
     except CdmppError as error:
         # Not 422: any bytes satisfy the schema.
         raise ProblemError(error.code, error.message, error.hint, status=409) from None

@@ -80,8 +80,8 @@ def with_defaults(given: Mapping[str, float]) -> dict[str, float]:
     for name, limit in given.items():
         if name not in DEFAULTS:
             near = get_close_matches(name, DEFAULTS, 1)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"no size is called {name!r}{meant} Known: {', '.join(DEFAULTS)}")
+            suggestion = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"no size is called {name!r}{suggestion} Known: {', '.join(DEFAULTS)}")
         if not (limit > 0 and math.isfinite(limit)):
             raise ValueError(f"{name}: {limit:g}, but a limit is a positive number")
     return {**DEFAULTS, **given}

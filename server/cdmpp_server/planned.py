@@ -23,7 +23,8 @@ from cdmpp.errors import CdmppError, FieldError, UnknownDeviceError
 from cdmpp.predict.prediction import DEFAULT_QUANTILES, Prediction, Query
 from cdmpp.utils.lru import Lru
 from cdmpp_server.body import INLINE_BYTES, JSON, check, parse_json, read_json_body
-from cdmpp_server.concurrency import Deadline, cancel_on_disconnect
+from cdmpp_server.concurrency import DESCRIPTION, Deadline, cancel_on_disconnect
+from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_problems
 from cdmpp_server.operate.middleware import count_items
 from cdmpp_server.predict.service import bugs_hidden
 from cdmpp_server.problems import ProblemError, SchemaViolation
@@ -58,6 +59,23 @@ class Endpoint:
 
 #: By path; the modules of the endpoints fill it.
 ENDPOINTS: dict[str, Endpoint] = {}
+
+
+def describe_planned(
+    document: Schema,
+    path: str,
+    body: Schema,
+    example: Any,
+    answer: tuple[Schema, str],
+    meaning: dict[int, str],
+    note: str = "",
+) -> None:
+    """Add the description, which begins with ``note``, body, answer and problems of one of :data:`ENDPOINTS`."""
+    operation = document["paths"][path]["post"]
+    operation["description"] += f"\n\n{note}{DESCRIPTION}"
+    add_body(operation, body, example)
+    add_answer(operation, *answer)
+    add_problems(operation, 404, 409, *BODY_PROBLEMS, meaning=meaning)
 
 
 async def answer_planned(request: Request) -> Response:

@@ -84,16 +84,8 @@ class Problem(AnswerModel):
 class ProblemError(Exception):
     """An error that becomes a problem+json response; raise it anywhere below a route.
 
-    Parameters
-    ----------
-    code : str
-        A key of :data:`STATUS_BY_CODE`; any other code needs ``status``.
-    status : int, optional
-        Overrides the code's usual status.
-    headers : mapping, optional
-        A 503 gets Retry-After if it is absent here.
-    errors, item, id
-        As in :class:`Problem`.
+    A ``code`` that is no key of :data:`STATUS_BY_CODE` needs ``status``. A 503 gets Retry-After if ``headers`` lack it.
+    ``errors``, ``item``, ``id``: as in :class:`Problem`.
     """
 
     def __init__(

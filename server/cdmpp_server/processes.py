@@ -152,18 +152,11 @@ def _numba_cache() -> dict[str, str]:
 class Processes:
     """Processes for requests that are answered at once. Belongs to one event loop; an async context manager.
 
-    Parameters
-    ----------
-    workers : int
-        Maximum number of processes; each starts when it is first needed.
-    make : callable
-        Makes a process that is not started.
-    max_queued : int
-        Maximum number of requests that wait for a process.
-    limit_s : float, optional
-        Time limit of a job, in seconds; a process that exceeds it is replaced. A request's own deadline may be
-        earlier. Then the request ends, and the process ends the job if it is ``stoppable``, else finishes it. Default:
-        the process is killed at the deadline, and when the caller is cancelled.
+    ``workers``: maximum number of processes; each is made, not started, by ``make``, and starts when it is first
+    needed. ``max_queued``: maximum number of requests that wait for one. ``limit_s``: time limit of a job; a process
+    that exceeds it is replaced. A request's own deadline may be earlier. Then the request ends, and the process ends
+    the job if it is ``stoppable``, else finishes it. Default: the process is killed at the deadline, and when the
+    caller is cancelled.
     """
 
     def __init__(

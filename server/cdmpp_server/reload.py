@@ -50,16 +50,9 @@ class ReloadRefusedError(Exception):
 class Reloader:
     """Replaces the base model by the current content of the model folder, with the proposal that was taken.
 
-    Parameters
-    ----------
-    state : State
-        State of the application, with ``models``, ``proposals``, ``metrics`` and ``not_ready``.
-    folder : Path, optional
-        The configured model folder; None: the model in the package.
-    loaded : Fingerprint
-        Fingerprint of the folder, taken before the present model was loaded.
-    taken : str, optional
-        Job of the proposal that was loaded.
+    ``state``: of the application, with ``models``, ``proposals``, ``metrics`` and ``not_ready``. ``folder`` None: the
+    model in the package. ``loaded``: fingerprint of the folder, taken before the present model was loaded. ``taken``:
+    job of the proposal that was loaded.
     """
 
     def __init__(self, state: State, folder: Path | None, loaded: Fingerprint, taken: str | None) -> None:

@@ -172,8 +172,8 @@ def warnings(settings: Settings) -> Iterator[str]:
             f"everybody who reaches port {settings.port} of {settings.host} can use this service: "
             "it needs no key (CDMPP_API_KEY_HASHES)"
         )
-    if (most := connection_limit(settings)) < settings.max_connections:
+    if (connections := connection_limit(settings)) < settings.max_connections:
         yield (
-            f"at most {most} connections instead of {settings.max_connections}: "
+            f"at most {connections} connections instead of {settings.max_connections}: "
             f"this process may open {descriptor_limit()} files (ulimit -n)"
         )

@@ -13,11 +13,10 @@ from cdmpp.llm import TrainingPlan, defaults, read_config
 from cdmpp.llm.engines.profile import load_training_engine
 from cdmpp.llm.options import TRAINING
 from cdmpp.predict.prediction import Seconds
-from cdmpp_server.concurrency import DESCRIPTION
 from cdmpp_server.fields import Device
-from cdmpp_server.llm import MAX_CONFIG_FIELDS, with_options
-from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
-from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned
+from cdmpp_server.llm import EXAMPLE_MODEL, Config, with_options
+from cdmpp_server.openapi import Schema, add_models, ref
+from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned, describe_planned
 from cdmpp_server.predict.schema import ModelName
 from cdmpp_server.schema_base import AnswerModel, RequestModel
 from cdmpp_server.settings import Settings
@@ -27,9 +26,7 @@ from cdmpp_server.settings import Settings
 class TrainingStepRequest(RequestModel):
     """A training step of a language model."""
 
-    config: Annotated[
-        dict[str, Any], Field(max_length=MAX_CONFIG_FIELDS, description="The content of a config.json of Hugging Face.")
-    ]
+    config: Config
     device: Device
     network: Annotated[
         float | Annotated[str, Field(max_length=64)] | None,
@@ -120,16 +117,7 @@ _MEANING = {
     "(invalid_field), the step does not fit the memory (infeasible), or `device` is invalid (invalid_device).",
 }
 _EXAMPLE: dict[str, Any] = {
-    "config": {
-        "model_type": "llama",
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128256,
-    },
-    "device": "h100-sxm",
+    **EXAMPLE_MODEL,
     "gpus": 8,
     "sharding": "fsdp",
     "micro_batch": 1,
@@ -143,11 +131,8 @@ router = APIRouter()
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
     """Add request, response and problems of ``/training-step``."""
     add_models(schemas, TrainingStepRequest, TrainingStepAnswer)
-    operation = document["paths"]["/training-step"]["post"]
-    operation["description"] += f"\n\n{DESCRIPTION}"
-    add_body(operation, ref("TrainingStepRequest"), _EXAMPLE)
-    add_answer(operation, ref("TrainingStepAnswer"), "The step.")
-    add_problems(operation, 404, 409, *BODY_PROBLEMS, meaning=_MEANING)
+    answer = ref("TrainingStepAnswer"), "The step."
+    describe_planned(document, "/training-step", ref("TrainingStepRequest"), _EXAMPLE, answer, _MEANING)
 
 
 @router.post("/training-step", summary="Predict a training step", response_class=Response)
@@ -156,14 +141,16 @@ async def training_step(request: Request) -> Response:
     return await answer_planned(request)
 
 
-def _plan(request: TrainingStepRequest, find: Find, most: int) -> TrainingPlan:
+def _plan(request: TrainingStepRequest, find: Find, max_predictions: int) -> TrainingPlan:
     # By name or fields, never a file: a client's text must not be used as a path on this machine.
     engine = load_training_engine(request.engine, files=False)
     device = resolve_device(request.device, find)
     options = request.model_dump(exclude={"config", "device", "engine", "model"})
     plan = TrainingPlan.of(read_config(request.config), device, engine, options)
-    if len(plan.queries) > most:
-        raise DataError(f"the step needs more than {most:,} predictions", hint="raise the limit of the service")
+    if len(plan.queries) > max_predictions:
+        raise DataError(
+            f"the step needs more than {max_predictions:,} predictions", hint="raise the limit of the service"
+        )
     return plan
 
 

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from typer.testing import CliRunner
 
-from cdmpp.cli import remote
+from cdmpp.cli import plan as plan_command
 from cdmpp.cli.main import app as command_line
 from cdmpp.client import PredictorClient, operations
 from cdmpp.errors import DataError, DeadlineExceededError, FieldError, InfeasibleError, ServiceError
@@ -143,7 +143,7 @@ def test_a_service_answers_as_python_does(url: str, tmp_path: Path, monkeypatch:
     with PredictorClient(url) as client:
         assert client.plan("pipeline", REQUEST) == here
     (file := tmp_path / "r.json").write_text(json.dumps(REQUEST))
-    monkeypatch.setattr(remote, "_POLL_S", 0.02)
+    monkeypatch.setattr(plan_command, "_POLL_S", 0.02)
     arguments = ["plan", "pipeline", str(file), "--json", "--url", url]
     for more in ([], ["--remote"]):
         cli_result = CliRunner().invoke(command_line, [*arguments, *more])
@@ -157,12 +157,12 @@ def test_an_interrupt_cancels_the_job(url: str, monkeypatch: pytest.MonkeyPatch)
     first = {"stages": 16, "micro_batches": 33, "forward_s": 5, "backward_s": 11, "direction": "down"}
     second = {"stages": 8, "micro_batches": 27, "forward_s": 3, "backward_s": 7.3, "direction": "up"}
     long = {"models": [first, second], "ranks": 16, "max_activations": 18, "budget_s": 600}
-    monkeypatch.setattr(remote, "_POLL_S", 0.02)
-    monkeypatch.setattr(remote, "_CANCEL_S", 30.0)
+    monkeypatch.setattr(plan_command, "_POLL_S", 0.02)
+    monkeypatch.setattr(plan_command, "_CANCEL_S", 30.0)
 
     def interrupt(progress: Any) -> None:
         if progress.done > 0:
             raise KeyboardInterrupt
 
-    plan = remote.solve_remotely(PLANNERS["pipeline"], long, url, interrupt)
+    plan = plan_command.solve_remotely(PLANNERS["pipeline"], long, url, interrupt)
     assert plan["makespan_s"] >= plan["lower_bound_s"] > 0

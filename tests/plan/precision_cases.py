@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cdmpp.plan.precision.pricing import DeviceCosts, Edge, Kept, Pricing, lowest
+from cdmpp.plan.precision.pricing import DeviceCosts, Edge, KeptTensor, Pricing, lowest
 
 BYTES = {"int8": 1.0, "float16": 2.0, "float32": 4.0}
 
@@ -54,7 +54,7 @@ def make_costs(
         sensitivity=errors,
         own_bytes=own,
         edges=tuple(edges),
-        kept=tuple(Kept(tuple(who), int(elements[p])) for p, who in enumerate(readers) if who),
+        kept=tuple(KeptTensor(tuple(who), int(elements[p])) for p, who in enumerate(readers) if who),
         fixed_bytes=float(16 * weights.sum()),
         memory_bytes=float("inf"),
         after=np.array([*slots, 2 * count - 1]),

@@ -16,7 +16,7 @@ from cdmpp import FieldError, InfeasibleError, make_plan
 from cdmpp.devices.registry import lookup
 from cdmpp.llm import TrainingPlan, read_config, search_layouts
 from cdmpp.llm.engines.profile import load_training_engine
-from cdmpp.plan.cluster import Job, allocate, equal_share, greedy, least, most_saved, reclaim
+from cdmpp.plan.cluster import ClusterJob, allocate, equal_share, greedy, least, most_saved, reclaim
 from cdmpp.plan.cluster.schema import ClusterPlan, ClusterRequest
 from cdmpp.plan.cluster.solver import draw, total_s
 from cdmpp.plan.registry import PLANNERS
@@ -29,18 +29,18 @@ times = st.integers(1, 40)
 
 
 @st.composite
-def jobs(draw: st.DrawFn) -> list[Job]:
+def jobs(draw: st.DrawFn) -> list[ClusterJob]:
     out = []
     for i in range(draw(st.integers(1, 4))):
         counts = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3, unique=True).map(sorted))
         seconds = draw(st.lists(times, min_size=len(counts), max_size=len(counts)))
-        out.append(Job(str(i), tuple(counts), tuple(map(float, seconds))))
+        out.append(ClusterJob(str(i), tuple(counts), tuple(map(float, seconds))))
     return out
 
 
 @settings(max_examples=80, deadline=None)
 @given(jobs(), st.integers(0, 14))
-def test_allocation_equals_the_exhaustive_optimum(given_jobs: list[Job], capacity: int) -> None:
+def test_allocation_equals_the_exhaustive_optimum(given_jobs: list[ClusterJob], capacity: int) -> None:
     first = least(given_jobs, capacity)
     options = [job.workers if n else (0,) for job, n in zip(given_jobs, first, strict=True)]
     feasible = [list(c) for c in itertools.product(*options) if sum(c) <= capacity]
@@ -59,13 +59,13 @@ def test_allocation_equals_the_exhaustive_optimum(given_jobs: list[Job], capacit
 
 def test_the_knapsack_beats_greedy_where_steps_are_unequal() -> None:
     # Greedy takes the best rate (3 for 1 worker), and then the large step no longer fits.
-    pair = [Job("a", (1, 2), (10.0, 7.0)), Job("b", (1, 3), (10.0, 5.0))]
+    pair = [ClusterJob("a", (1, 2), (10.0, 7.0)), ClusterJob("b", (1, 3), (10.0, 5.0))]
     assert greedy(pair, 4) == [2, 1]
     assert allocate(pair, 4) == [1, 3]
 
 
 def test_a_job_that_does_not_fit_waits() -> None:
-    three = [Job("long", (4,), (100.0,)), Job("short", (2,), (1.0,)), Job("middle", (3,), (10.0,))]
+    three = [ClusterJob("long", (4,), (100.0,)), ClusterJob("short", (2,), (1.0,)), ClusterJob("middle", (3,), (10.0,))]
     assert least(three, 6) == [0, 2, 3]
 
 

@@ -12,7 +12,7 @@ import pytest
 from cdmpp.errors import ArtifactError
 from cdmpp.model.artifact.folder import BOOSTERS
 from cdmpp.model.artifact.load import load_artifact
-from cdmpp.model.boosters import COLUMNS, Boosters, Group, Trees
+from cdmpp.model.boosters import COLUMNS, BoosterGroup, Boosters, Trees
 from cdmpp.model.inference.boosting import boost
 from cdmpp.model.nn.config import LEVELS, NetworkConfig
 from cdmpp.model.nn.inputs import INPUT_WIDTH
@@ -27,7 +27,7 @@ from cdmpp.train.config import DataConfig, FinishConfig, TrainConfig
 from cdmpp.train.options import OptimiserConfig
 from cdmpp.train.run import train_model
 
-GROUP = Group("vllm", "graph", "gemm", False)
+GROUP = BoosterGroup("vllm", "graph", "gemm", False)
 MEDIAN = LEVELS.index(0.5)
 Fitted = tuple[Trees, np.ndarray, np.ndarray]
 
@@ -79,7 +79,7 @@ def test_no_trees_where_the_residual_is_noise() -> None:
 def test_stored_boosters_are_the_same(fitted: Fitted) -> None:
     trees, columns, _ = fitted
     other = replace(trees, operators=("linear",), widths=(0.25,))
-    before = Boosters({GROUP: trees, Group("", "kernel", "gemm", True): other})
+    before = Boosters({GROUP: trees, BoosterGroup("", "kernel", "gemm", True): other})
     after = Boosters.load(before.save())
     assert after.index == before.index and after.trees[1].operators == ("linear",) and after.trees[1].widths == (0.25,)
     assert np.array_equal(boosted(after.trees[0], columns).point, boosted(trees, columns).point)

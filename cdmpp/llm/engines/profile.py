@@ -33,21 +33,14 @@ _Names = Annotated[tuple[Annotated[str, Field(max_length=100)], ...], AfterValid
 
 
 class MeasuredSteps(BaseModel):
-    """Steps that a profile was fitted to, or compared with.
-
-    Attributes
-    ----------
-    devices, products : tuple of str
-        Names of devices, and types of the products.
-    ranges : dict of str to (float, float)
-        Least and most of gpus, tp, pp, cp, ep, sequence, tokens (of a micro-batch on a rank), parameters and experts;
-        of a serving engine: tp, pp, ep, dp, batch, tokens (of a request), parameters and experts.
-    """
+    """Steps that a profile was fitted to, or compared with."""
 
     model_config = CLOSED
 
-    devices: _Names = ()
-    products: _Names = ()
+    devices: _Names = ()  # names
+    products: _Names = ()  # types of the products
+    # Least and most of gpus, tp, pp, cp, ep, sequence, tokens (of a micro-batch on a rank), parameters and experts; of
+    # a serving engine: tp, pp, ep, dp, batch, tokens (of a request), parameters and experts.
     ranges: dict[Annotated[str, Field(max_length=20)], tuple[float, float]] = {}
 
     def departures(self, device: str, products: str, values: Mapping[str, float]) -> list[str]:
@@ -57,8 +50,8 @@ class MeasuredSteps(BaseModel):
         """
         texts = [f"{name} {stated}" for name, stated, known in self._named(device, products) if stated not in known]
         for name, value in values.items():
-            least, highest = self.ranges.get(name, (value, value))
-            if not least / 2 <= value <= highest * 2:
+            lowest, highest = self.ranges.get(name, (value, value))
+            if not lowest / 2 <= value <= highest * 2:
                 texts.append(f"{name} {value:.3g}")
         return texts
 
@@ -86,67 +79,47 @@ SELECTIVE = ("attention", "window_attention", "attention_norm", "mlp_norm", "act
 
 
 class TrainingLoop(BaseModel):
-    """What a training framework adds to the kernels of a training step.
-
-    Attributes
-    ----------
-    communication_factor : float
-        Measured over predicted time of collectives.
-    products : str
-        Framework whose matrix products are predicted; the profile's framework is that of all other kernels.
-    attention_factor, expert_factor : float
-        Time of the attention, and of the kernels of experts, over that of the predicted kernels.
-    block_scaled_expert_factor : float
-        Further factor on the kernels of gated experts whose products have block scales: frameworks fuse their products,
-        activation and quantisation.
-    sustained, sustained_attention : dict of str to float
-        Share of the peak that long 16-bit products and attention sustain at the power of the architecture's SXM board,
-        by architecture ("sm_90"): predicted kernels are those of short benchmarks. None: as predicted.
-    ring : float
-        Share by which attention takes longer for each doubling of ``cp``: its pieces are short, and are merged.
-    backward_gathers : int
-        Gathers of a half of a layer in the backward pass with ``tp``: of the gradient, and of the input unless it is
-        kept.
-    exposed_tp, exposed_ep : float
-        Share of tensor- and expert-parallel communication that stays exposed with ``overlap="all"``.
-    gradient_bytes, optimizer_bytes, logit_bytes : float
-        Bytes of a gradient where it is accumulated and reduced; of the master weight and moments of a parameter; that
-        the loss holds for each logit.
-    memory_factor : float
-        Memory that the allocator reserves, over that of the tensors.
-    measured : MeasuredSteps
-        Steps that the profile was fitted to.
-    selective : dict of str to float
-        Shares of the forward passes of parts, by name, that selective recomputation runs again.
-    loss_bytes : float
-        Bytes that the loss and its gradient read and write for each logit.
-    overlap : {"none", "gradients", "all"}
-        Communication that runs beside computation where the request does not say.
-    contention : float
-        Share of hidden communication by which the computation beside it takes longer.
-    """
+    """What a training framework adds to the kernels of a training step."""
 
     model_config = CLOSED
 
+    # measured over predicted time of collectives
     communication_factor: Annotated[float, Field(strict=True, ge=0.01, le=100, allow_inf_nan=False)] = 1.0
+    # framework whose matrix products are predicted; the profile's framework is that of all other kernels
     products: ProgramFramework = "trtllm"
+    # Time of the attention, and of the kernels of experts, over that of the predicted kernels.
     attention_factor: Annotated[float, Field(strict=True, ge=0.1, le=10, allow_inf_nan=False)] = 1.0
     expert_factor: Annotated[float, Field(strict=True, ge=0.1, le=10, allow_inf_nan=False)] = 1.0
+    # Further factor on the kernels of gated experts whose products have block scales: frameworks fuse their products,
+    # activation and quantisation.
     block_scaled_expert_factor: Annotated[float, Field(strict=True, ge=0.1, le=10, allow_inf_nan=False)] = 1.0
+    # Share of the peak that long 16-bit products and attention sustain at the power of the architecture's SXM board,
+    # by architecture ("sm_90"): predicted kernels are those of short benchmarks. Others: as predicted.
     sustained: dict[Annotated[str, Field(max_length=20)], Share] = {}
     sustained_attention: dict[Annotated[str, Field(max_length=20)], Share] = {}
+    # Share by which attention takes longer for each doubling of ``cp``: its pieces are short, and are merged.
     ring: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0
+    # Gathers of a half of a layer in the backward pass with ``tp``: of the gradient, and of the input unless it is
+    # kept.
     backward_gathers: Annotated[int, Field(strict=True, ge=1, le=2)] = 2
+    # Share of tensor- and expert-parallel communication that stays exposed with ``overlap="all"``.
     exposed_tp: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.3
     exposed_ep: Annotated[float, Field(strict=True, ge=0, le=1)] = 1.0
+    # Bytes of a gradient where it is accumulated and reduced; of the master weight and moments of a parameter; that
+    # the loss holds for each logit.
     gradient_bytes: Annotated[float, Field(strict=True, ge=1, le=8)] = 4.0
     optimizer_bytes: Annotated[float, Field(strict=True, ge=0, le=24)] = 12.0
     logit_bytes: Annotated[float, Field(strict=True, ge=2, le=40)] = 6.0
+    # memory that the allocator reserves, over that of the tensors
     memory_factor: Annotated[float, Field(strict=True, ge=1, le=2)] = 1.0
-    measured: MeasuredSteps = MeasuredSteps()
+    measured: MeasuredSteps = MeasuredSteps()  # steps that the profile was fitted to
+    # Shares of the forward passes of parts, by name, that selective recomputation runs again.
     selective: dict[Annotated[str, Field(max_length=100)], Share] = dict.fromkeys(SELECTIVE, 1.0)
+    # bytes that the loss and its gradient read and write for each logit
     loss_bytes: Annotated[float, Field(strict=True, ge=2, le=100)] = 12.0
+    # communication beside computation where the request does not say
     overlap: Literal["none", "gradients", "all"] = "gradients"
+    # Share of hidden communication by which the computation beside it takes longer.
     contention: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.1
 
 
@@ -155,62 +128,39 @@ DEFAULT_FRAMEWORK: ProgramFramework = "vllm"
 
 
 class EngineProfile(Profile):
-    """What an engine adds to its kernels, beside the fields of :class:`cdmpp.predict.profiles.Profile`.
-
-    Attributes
-    ----------
-    framework : str or None
-        Framework whose kernels are predicted; None: that of the request.
-    also, also_prefill : tuple of str
-        Further frameworks whose kernels the engine has in decode, and in steps with prompts: the fastest of each part
-        counts.
-    fused, fused_ranks : tuple of str
-        Parts of a decode step, by name, that run inside of another kernel or beside it, and so take no time of their
-        own: always, and where several ranks share a layer.
-    kv_dtype : str or None
-        Type of the cache of a model with 8- or 4-bit weights, where neither its file nor the request states one.
-    graph_decode, graph_prefill : bool
-        Whether decode and prefill steps are captured graphs (or compiled without launches by the host).
-    token_budget : int or None
-        Tokens of a prefill step; longer ones are chunks. None: one step.
-    prefill_first : bool
-        Whether prompts run alone, before the other sequences decode; else both share a step.
-    schedules_ahead : bool
-        Whether the next step is scheduled while the device runs this one: a new request waits one step more.
-    max_sequences : int
-        Most sequences of a step of one replica.
-    cache_share : float
-        Part of the device's memory that weights, activations and cache may fill.
-    first_residual : float
-        The same as ``residual`` of a time to first token, in addition.
-    near_residual, out_residual : float
-        The same as ``residual``, where ``measured`` covers a step but for one difference, or for several.
-    measured : MeasuredSteps
-        Batches and loads that the profile was fitted to; ``training`` has those of a training framework. Empty: all.
-    training : TrainingLoop or None
-        Of a training framework; None: a serving engine.
-    """
+    """What an engine adds to its kernels, beside the fields of :class:`cdmpp.predict.profiles.Profile`."""
 
     DOCUMENT: ClassVar[str] = "docs/llm.md"
 
-    framework: ProgramFramework | None = None
+    framework: ProgramFramework | None = None  # framework whose kernels are predicted; None: that of the request
+    # Further frameworks whose kernels the engine has in decode, and in steps with prompts: the fastest of each part
+    # counts.
     also: Annotated[tuple[ProgramFramework, ...], AfterValidator(_different)] = ()
     also_prefill: Annotated[tuple[ProgramFramework, ...], AfterValidator(_different)] = ()
+    # Parts of a decode step, by name, that run inside of another kernel or beside it, and so take no time of their
+    # own: always, and where several ranks share a layer.
     fused: _Names = ()
     fused_ranks: _Names = ()
+    # Type of the cache of a model with 8- or 4-bit weights, where neither its file nor the request states one.
     kv_dtype: Literal["float8_e4m3", "int8"] | None = None
+    # Whether decode and prefill steps are captured graphs (or compiled without launches by the host).
     graph_decode: bool = True
     graph_prefill: bool = False
+    # Tokens of a prefill step; longer ones are chunks. None: one step.
     token_budget: Annotated[int, Field(strict=True, ge=1, le=1 << 20)] | None = None
-    prefill_first: bool = False
+    prefill_first: bool = False  # whether prompts run alone, before the other sequences decode; else both share a step
+    # Whether the next step is scheduled while the device runs this one: a new request waits one step more.
     schedules_ahead: bool = False
-    max_sequences: Annotated[int, Field(strict=True, ge=1, le=1 << 16)] = 256
+    max_sequences: Annotated[int, Field(strict=True, ge=1, le=1 << 16)] = 256  # of a step of one replica
+    # Part of the device's memory that weights, activations and cache may fill.
     cache_share: Annotated[float, Field(strict=True, gt=0, le=1)] = 0.9
-    first_residual: Residual = 0.0
+    first_residual: Residual = 0.0  # the same as ``residual`` of a time to first token, in addition
+    # The same as ``residual``, where ``measured`` covers a step but for one difference, or for several.
     near_residual: Residual = 0.13
     out_residual: Residual = 0.22
+    # Batches and loads that the profile was fitted to; ``training`` has those of a training framework. Empty: all.
     measured: MeasuredSteps = MeasuredSteps()
-    training: TrainingLoop | None = None
+    training: TrainingLoop | None = None  # None: a serving engine
 
     @property
     def frameworks(self) -> tuple[ProgramFramework, ...]:
@@ -220,16 +170,13 @@ class EngineProfile(Profile):
     def at(self, place: Place, *differences: str) -> tuple[EngineProfile, Label, str]:
         """The profile with the residual of a step, the domain of the step by ``measured``, and the reason.
 
-        Parameters
-        ----------
-        differences : str
-            What else sets the step apart from all measured ones.
+        ``differences``: what else sets the step apart from all measured ones.
         """
         measured = self.measured if self.training is None else self.training.measured
         departures = [*measured.departures(*place), *differences] if measured.devices or self.training else []
-        least = (0.0, self.near_residual, max(self.near_residual, self.out_residual))[min(2, len(departures))]
+        added_residual = (0.0, self.near_residual, max(self.near_residual, self.out_residual))[min(2, len(departures))]
         reason = f"no such step was measured with {self.name}: {', '.join(departures)}" if departures else ""
-        placed = self.model_copy(update={"residual": max(self.residual, least)})
+        placed = self.model_copy(update={"residual": max(self.residual, added_residual)})
         return placed, LABELS[min(2, len(departures))], reason
 
     def runs(self, part: str, ranks: int) -> bool:
@@ -262,28 +209,12 @@ Engine = EngineProfile | Mapping[str, Any] | str | PathLike[str]
 
 
 def load_engine(engine: Engine | None = None, framework: str | None = None, *, files: bool = True) -> EngineProfile:
-    """The profile of a request.
+    """The profile of a request, with a framework.
 
-    Parameters
-    ----------
-    engine : str, path, mapping or EngineProfile, optional
-        Name of a shipped profile, a TOML file, or its fields.
-    framework : str, optional
-        Alone it means the current profile of the engine of that name, or :data:`KERNELS_ONLY` with its kernels.
-    files : bool
-        Whether text may be the path of a file; not for text of a client.
-
-    Returns
-    -------
-    EngineProfile
-        With a framework.
-
-    Raises
-    ------
-    DataError
-        The profile is not known, or its file cannot be read.
-    FieldError
-        A field is wrong, or engine and framework contradict.
+    ``engine``: name of a shipped profile, a TOML file, or its fields. ``framework`` alone means the current profile of
+    the engine of that name, or :data:`KERNELS_ONLY` with its kernels. ``files``: whether text may be the path of a
+    file; not for text of a client. Raises DataError for an unknown profile or unreadable file, and FieldError for a
+    wrong field or an engine that contradicts the framework.
     """
     if engine is None:
         engine = DEFAULT_ENGINE if framework is None else framework if framework in engine_names() else KERNELS_ONLY

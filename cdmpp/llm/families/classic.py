@@ -30,7 +30,7 @@ def _mixtral(f: Fields) -> LLMConfig:
 def _qwen(f: Fields, *, bias: bool, qk_norm: bool, experts: Experts | None = None, **fields: Any) -> LLMConfig:
     window: tuple[int | None, int] = (None, 0)
     if f.flag("use_sliding_window", False):
-        window = window_of(f, max(0, layer_count(f) - f.size("max_window_layers", 28, least=0)))
+        window = window_of(f, max(0, layer_count(f) - f.size("max_window_layers", 28, minimum=0)))
     o_bias = f.flag("attention_bias", False)
     return common_fields(
         f, window=window, qkv_bias=bias or o_bias, o_bias=o_bias, qk_norm=qk_norm, experts=experts, **fields
@@ -53,7 +53,7 @@ def _qwen_experts(f: Fields, count: int, topk: int, intermediate: int, shared: i
         f.size("num_experts", count),
         f.per_token("num_experts_per_tok", topk),
         f.size("moe_intermediate_size", intermediate),
-        f.size("shared_expert_intermediate_size", shared, least=0) if shared else 0,
+        f.size("shared_expert_intermediate_size", shared, minimum=0) if shared else 0,
         bool(shared),
         layers,
     )
@@ -149,10 +149,10 @@ def read_deepseek(f: Fields) -> LLMConfig:
     count = f.values.get("n_routed_experts")
     experts = None
     if count is not None:
-        first, step = f.size("first_k_dense_replace", 0, least=0), f.size("moe_layer_freq", 1)
+        first, step = f.size("first_k_dense_replace", 0, minimum=0), f.size("moe_layer_freq", 1)
         experts = experts_of(f, sum(1 for layer in range(layers) if layer >= first and layer % step == 0))
     latent = Latent(
-        f.size("q_lora_rank", 0, least=0),
+        f.size("q_lora_rank", 0, minimum=0),
         f.size("kv_lora_rank"),
         f.size("qk_rope_head_dim"),
         f.size("qk_nope_head_dim"),

@@ -38,13 +38,8 @@ class Fields:
         """These fields with other values."""
         return Fields({**self.values, **values}, self.path, self.read)
 
-    def size(self, name: str, default: int | None = None, *, least: int = 1, most: int = MAX_SIZE) -> int:
-        """A whole number of the configuration; without a default it is required.
-
-        Raises
-        ------
-        FieldError
-        """
+    def size(self, name: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
+        """A whole number of the configuration; without a default it is required."""
         value = self.values.get(name)
         if value is None:
             value = default
@@ -52,8 +47,8 @@ class Fields:
             raise self.error(name, "missing", f"a config.json of this model_type has {name}")
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self.error(name, f"{str(value)[:80]!r} is not allowed", f"a whole number from {least} to {most}")
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise self.error(name, f"{str(value)[:80]!r} is not allowed", f"a whole number from {minimum} to {maximum}")
         return value
 
     def per_token(self, name: str, default: int | None = None) -> float:
@@ -62,12 +57,7 @@ class Fields:
         return value if isinstance(value, float) and value % 1 and 1 < value < MAX_SIZE else self.size(name, default)
 
     def flag(self, name: str, default: bool) -> bool:
-        """A truth value of the configuration.
-
-        Raises
-        ------
-        FieldError
-        """
+        """A truth value of the configuration."""
         value = self.values.get(name)
         if value is None:
             return default
@@ -76,12 +66,7 @@ class Fields:
         return value
 
     def text(self, name: str, default: str) -> str:
-        """A text of the configuration.
-
-        Raises
-        ------
-        FieldError
-        """
+        """A text of the configuration."""
         value = self.values.get(name)
         if value is None:
             return default
@@ -90,12 +75,7 @@ class Fields:
         return value
 
     def sizes(self, name: str) -> list[int]:
-        """A list of whole numbers; empty where the field is not given.
-
-        Raises
-        ------
-        FieldError
-        """
+        """A list of whole numbers; empty where the field is not given."""
         values = self.values.get(name)
         if values is None:
             return []
@@ -111,7 +91,7 @@ class Fields:
 
 def common_fields(f: Fields, **given: Any) -> LLMConfig:
     """Fields that most decoders share; ``own`` are those of the family."""
-    layers, hidden = f.size("num_hidden_layers", most=MAX_LAYERS), f.size("hidden_size")
+    layers, hidden = f.size("num_hidden_layers", maximum=MAX_LAYERS), f.size("hidden_size")
     heads = given.pop("heads", None) or f.size("num_attention_heads")
     kv_heads = given.pop("kv_heads", None) or f.size("num_key_value_heads", heads)
     head_dim = given.pop("head_dim", None) or f.values.get("head_dim")
@@ -144,7 +124,7 @@ def window_of(f: Fields, layers_without_types: int, *, default: int | None = Non
     window, types = f.size("sliding_window", default), f.values.get("layer_types")
     if types is None:
         return window, layers_without_types
-    if not isinstance(types, list) or len(types) != f.size("num_hidden_layers", most=MAX_LAYERS):
+    if not isinstance(types, list) or len(types) != f.size("num_hidden_layers", maximum=MAX_LAYERS):
         raise f.error("layer_types", "is not a list with one type per layer")
     unknown = [t for t in types if t not in ("full_attention", "sliding_attention")]
     if unknown:
@@ -153,7 +133,7 @@ def window_of(f: Fields, layers_without_types: int, *, default: int | None = Non
 
 
 def layer_count(f: Fields) -> int:
-    return f.size("num_hidden_layers", most=MAX_LAYERS)
+    return f.size("num_hidden_layers", maximum=MAX_LAYERS)
 
 
 def checked_experts(f: Fields, experts: Experts, name: str) -> Experts | Any:
@@ -178,6 +158,6 @@ def experts_of(
     ``width``: columns of a routed one, by default those of the field ``moe_intermediate_size``.
     """
     width = f.size("moe_intermediate_size") if width is None else width
-    shared_columns = f.size("n_shared_experts", 0, least=0) * f.size(shared, width)
+    shared_columns = f.size("n_shared_experts", 0, minimum=0) * f.size(shared, width)
     experts = Experts(f.size(count), f.per_token("num_experts_per_tok"), width, shared_columns, False, layers, latent)
     return checked_experts(f, experts, count)

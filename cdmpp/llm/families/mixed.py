@@ -40,7 +40,7 @@ def read_llama4(f: Fields) -> LLMConfig:
 def read_minimax_m2(f: Fields) -> LLMConfig:
     """MiniMax M2: experts in every layer."""
     width = f.size("intermediate_size")
-    shared = f.size("shared_intermediate_size", 0, least=0)
+    shared = f.size("shared_intermediate_size", 0, minimum=0)
     experts = Experts(
         f.size("num_local_experts"), f.per_token("num_experts_per_tok"), width, shared, False, layer_count(f)
     )
@@ -51,7 +51,7 @@ def read_minimax_m2(f: Fields) -> LLMConfig:
 
 def read_glm4_moe(f: Fields) -> LLMConfig:
     """GLM 4.5 to 4.7: the first layers are dense."""
-    experts = experts_of(f, max(0, layer_count(f) - f.size("first_k_dense_replace", 0, least=0)))
+    experts = experts_of(f, max(0, layer_count(f) - f.size("first_k_dense_replace", 0, minimum=0)))
     bias = f.flag("attention_bias", False)
     return common_fields(f, qk_norm=f.flag("use_qk_norm", False), qkv_bias=bias, experts=experts)
 
@@ -59,7 +59,7 @@ def read_glm4_moe(f: Fields) -> LLMConfig:
 def read_step3p7(f: Fields) -> LLMConfig:
     """Step 3.7: windows in three of four layers; the first layers are dense."""
     layers = layer_count(f)
-    moe_layers = max(0, layers - f.size("first_k_dense_replace", 0, least=0))
+    moe_layers = max(0, layers - f.size("first_k_dense_replace", 0, minimum=0))
     experts = experts_of(f, moe_layers, count="num_experts", shared="share_expert_dim")
     return common_fields(f, window=window_of(f, layers - layers // 4), experts=experts)
 
@@ -113,7 +113,7 @@ def read_gemma4(f: Fields) -> LLMConfig:
         soft_cap=f.values.get("final_logit_softcapping") is not None,
         experts=experts,
     )
-    unread = [n for n in ("hidden_size_per_layer_input", "num_kv_shared_layers") if f.size(n, 0, least=0)]
+    unread = [n for n in ("hidden_size_per_layer_input", "num_kv_shared_layers") if f.size(n, 0, minimum=0)]
     remarks = tuple(f"{name} is left out" for name in unread)
     halves = (
         (

@@ -36,7 +36,7 @@ def read_qwen3_5(f: Fields) -> LLMConfig:
             f.size("num_experts"),
             f.per_token("num_experts_per_tok"),
             f.size("moe_intermediate_size"),
-            f.size("shared_expert_intermediate_size", 0, least=0),
+            f.size("shared_expert_intermediate_size", 0, minimum=0),
             True,
             layers,
         )
@@ -67,7 +67,7 @@ def read_nemotron_h(f: Fields) -> LLMConfig:
     mamba, attention, dense, moe = (types.count(kind) for kind in _BLOCKS.values())
     experts = None
     if moe:
-        latent = f.size("moe_latent_size", 0, least=0)
+        latent = f.size("moe_latent_size", 0, minimum=0)
         experts = experts_of(f, moe, shared="moe_shared_expert_intermediate_size", latent=latent)
     config = common_fields(
         f.changed(num_hidden_layers=len(types)),
@@ -111,7 +111,7 @@ def read_kimi_linear(f: Fields) -> LLMConfig:
     if full > layers:
         raise linear.error("full_attn_layers", f"has {full} layers of {layers}")
     latent = Latent(
-        f.size("q_lora_rank", 0, least=0),
+        f.size("q_lora_rank", 0, minimum=0),
         f.size("kv_lora_rank"),
         f.size("qk_rope_head_dim"),
         f.size("qk_nope_head_dim"),
@@ -125,10 +125,10 @@ def read_kimi_linear(f: Fields) -> LLMConfig:
         f.size("num_experts"),
         f.size("num_experts_per_token"),
         width,
-        f.size("num_shared_experts", 0, least=0) * width,
+        f.size("num_shared_experts", 0, minimum=0) * width,
         False,
-        max(0, layers - f.size("first_k_dense_replace", 0, least=0)),
-        f.size("routed_expert_hidden_size", 0, least=0),
+        max(0, layers - f.size("first_k_dense_replace", 0, minimum=0)),
+        f.size("routed_expert_hidden_size", 0, minimum=0),
     )
     mixers: tuple[tuple[int, Mixer], ...] = ((full, latent), (layers - full, delta))
     return common_fields(

@@ -23,6 +23,7 @@ from cdmpp.llm.engines.profile import Engine, EngineProfile, load_engine
 from cdmpp.llm.estimate_plan import EstimatePlan, resolved_device, shipped_predictor
 from cdmpp.llm.layout import Layout, Types
 from cdmpp.llm.memory import weights_read
+from cdmpp.llm.options import LAYOUT, TYPES
 from cdmpp.llm.pricing import PricedStep
 from cdmpp.llm.read import read_config
 from cdmpp.llm.serving.calibrate_load import MAX_LOAD_ROWS, LoadRow, queues
@@ -34,9 +35,9 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 Indices = np.ndarray[Any, np.dtype[Any]]
 
 #: Columns of a measurement besides the durations.
-COUNTS = ("batch", "input", "output", "tp", "pp", "ep", "dp")
+COUNTS = ("batch", "input", "output", *LAYOUT)
 DURATIONS = ("total_s", "ttft_s", "tpot_s")
-_OTHER = ("dtype", "weights", "kv_dtype", "config", "device", "closed_loop", "rate", "prefix_hit")
+_OTHER = (*TYPES, "config", "device", "closed_loop", "rate", "prefix_hit")
 #: Parameters of the fit, their prior where the profile has none, and the prior's standard deviation in logs.
 PARAMETERS = ("kernel_factor", "step_s", "sequence_s", "ranks_s")
 _CENTRE = np.array([1.0, 1e-3, 2e-5, 4e-4])
@@ -56,35 +57,19 @@ REPEATS = 2
 
 @dataclass(frozen=True)
 class MeasuredLoad:
-    """Durations of the fit, one each of a row, and the priced steps that make them.
+    """Durations of the fit, one each of a row, and the priced steps that make them."""
 
-    Attributes
-    ----------
-    row : (durations,) int
-        Number of the row in the file, from 1.
-    log_s : (durations,)
-    duration : (steps,) int
-        Index of the duration that a step belongs to.
-    kernels_s, launched_s, runs : (steps,)
-        Predicted seconds of the kernels and of the launches; how often the step counts.
-    sequences, ranks : (steps,)
-        Sequences of the step; 1 where several ranks share a layer.
-    fixed_s : (steps,)
-        Host time that is not fitted: that of several replicas, and of layers outside of a graph.
-    waved : (steps,)
-        ``runs`` where requests stay together in waves (:func:`phase_runs`).
-    """
-
-    row: Indices
-    log_s: Array
-    duration: Indices
+    row: Indices  # (durations,) int: number of the row in the file, from 1
+    log_s: Array  # (durations,)
+    duration: Indices  # (steps,) int: index of the duration that a step belongs to
+    # (steps,), as all below: predicted seconds of the kernels and of the launches; how often the step counts.
     kernels_s: Array
     launched_s: Array
     runs: Array
-    sequences: Array
-    ranks: Array
-    fixed_s: Array
-    waved: Array
+    sequences: Array  # of the step
+    ranks: Array  # 1 where several ranks share a layer
+    fixed_s: Array  # host time that is not fitted: that of several replicas, and of layers outside of a graph
+    waved: Array  # ``runs`` where requests stay together in waves (:func:`phase_runs`)
 
     def take(self, keep: Indices) -> MeasuredLoad:
         """The durations where ``keep`` holds."""
@@ -105,29 +90,16 @@ class MeasuredLoad:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A fitted profile, and how well it fits.
-
-    Attributes
-    ----------
-    profile : EngineProfile
-    rows : int
-        Measurements.
-    before, after : float
-        Mean of |predicted / measured - 1| with the first profile and with the fitted one.
-    left_out : float or None
-        The same for durations of rows that the fit did not see; None for fewer than three rows.
-    undetermined : list of str
-        Parameters that the measurements say little about, and pairs that they cannot tell apart.
-    waves : bool
-        Whether requests of closed loops stayed together, so that prompts of half of the others delayed a token.
-    """
+    """A fitted profile, and how well it fits."""
 
     profile: EngineProfile
-    rows: int
+    rows: int  # number of measurements
+    # Mean of |predicted / measured - 1| with the first profile and with the fitted one.
     before: float
     after: float
-    left_out: float | None
-    undetermined: list[str]
+    left_out: float | None  # The same for durations of rows that the fit did not see; None for fewer than three rows.
+    undetermined: list[str]  # Parameters that the measurements say little about, and pairs that they cannot tell apart.
+    # Whether requests of closed loops stayed together, so that prompts of half of the others delayed a token.
     waves: bool = False
 
     def to_dict(self) -> dict[str, Any]:
@@ -187,13 +159,7 @@ def fit_engine(
 
 
 def fit_profile(measured: MeasuredLoad, profile: EngineProfile) -> Calibration:
-    """The profile that fits measured durations, from ``profile`` as prior.
-
-    Raises
-    ------
-    DataError
-        No profile fits the rows.
-    """
+    """The profile that fits measured durations, from ``profile`` as prior; DataError where none does."""
     host, rows = profile.host, len(np.unique(measured.row))
     centre = np.array([profile.kernel_factor, host.step_s, host.sequence_s, host.ranks_s])
     centre = np.log(np.where(centre > 0, centre, _CENTRE))
@@ -349,25 +315,9 @@ def _undetermined(measured: MeasuredLoad, covariance: Array) -> list[str]:
 class CalibrationPlan:
     """Queries of a calibration, and the fit made of their predictions.
 
-    Parameters
-    ----------
-    config, device, measurements :
-        As of :func:`calibrate`; measurements are mappings.
-    resolve : callable
-        From a device of a request to its specification.
-    profile : EngineProfile
-        The profile to start from.
-    most : float
-        Largest number of queries; more are refused before the rows that follow are read.
-
-    Attributes
-    ----------
-    queries : list of Query
-
-    Raises
-    ------
-    DataError
-        There are fewer than two rows, or one of them is wrong or impossible; the message has its number.
+    Arguments and errors are those of :func:`calibrate`; measurements are mappings. ``resolve``: from a device of a
+    request to its specification. More queries than ``max_queries`` are refused before the rows that
+    follow are read.
     """
 
     def __init__(
@@ -377,7 +327,7 @@ class CalibrationPlan:
         device: DeviceSpec | Mapping[str, Any] | str,
         measurements: Iterable[Mapping[str, Any]],
         profile: EngineProfile,
-        most: float = math.inf,
+        max_queries: float = math.inf,
         most_work: float = math.inf,
     ) -> None:
         self._profile = profile
@@ -407,8 +357,8 @@ class CalibrationPlan:
                 if index.setdefault(key, len(self.queries)) == len(self.queries):
                     self.queries.append(query)
             self._places.append([index[key] for key in keys])
-            if len(self.queries) > most:
-                raise DataError(f"the rows need more than {most:,} predictions", hint="send fewer rows")
+            if len(self.queries) > max_queries:
+                raise DataError(f"the rows need more than {max_queries:,} predictions", hint="send fewer rows")
         if len(self._plans) < MIN_ROWS:
             raise DataError(f"{len(self._plans)} measurements", hint=f"a profile is fitted to {MIN_ROWS} or more")
 
@@ -521,7 +471,7 @@ def _plan(
     stated = {name: value for name, value in row.items() if value not in (None, "")}
     if unknown := sorted(set(stated) - {*COUNTS, *DURATIONS, *_OTHER}):
         raise DataError(f"unknown column {unknown[0]!r}", hint="columns: " + ", ".join((*COUNTS, *_OTHER, *DURATIONS)))
-    rate, prefix_hit = (_number(stated, name) for name in ("rate", "prefix_hit"))
+    rate, prefix_hit = (_number(stated.get(name), name) for name in ("rate", "prefix_hit"))
     needed = ("input", "output") if rate is not None else ("batch", "input", "output")
     if missing := [name for name in needed if name not in stated]:
         raise DataError(f"{missing[0]} is missing", hint="batch (or rate), input and output are needed")
@@ -531,7 +481,7 @@ def _plan(
         raise DataError("no duration", hint="give one of " + ", ".join(DURATIONS))
     if "tpot_s" in durations and counts["output"] == 1:
         raise DataError("tpot_s of a single output token", hint="leave it out")
-    types: dict[str, Any] = {name: stated[name] for name in ("dtype", "weights", "kv_dtype") if name in stated}
+    types: dict[str, Any] = {name: stated[name] for name in TYPES if name in stated}
     dimensions = read_config(stated.get("config", config))
     spec = resolve(stated.get("device", device))
     durations["closed_loop"] = _flag(stated.get("closed_loop", False), "closed_loop")
@@ -550,26 +500,16 @@ def _plan(
         plan = LoadRow(dimensions, spec, profile, batch, rate, durations["closed_loop"], request, most_work)
     else:
         plan = EstimatePlan(dimensions, spec, engine=profile, batch=batch, **counts, **types)
-    read = weights_read(dimensions, layout, exact)
-    least = read / spec.mem_bandwidth_bytes_per_s
+    read_s = weights_read(dimensions, layout, exact) / spec.mem_bandwidth_bytes_per_s
     steps = {"total_s": counts["output"], "ttft_s": 1, "tpot_s": 1}
     for name in (name for name in DURATIONS if name in durations):
         seconds = durations[name]
-        if seconds < steps[name] * least:
+        if seconds < (shortest_s := steps[name] * read_s):
             raise DataError(
-                f"{name} {seconds:.4g} is below the {steps[name] * least:.4g} s in which {spec.name} reads the weights",
+                f"{name} {seconds:.4g} is below the {shortest_s:.4g} s in which {spec.name} reads the weights",
                 hint="check device, tp, dtype and weights of the row",
             )
     return plan, durations
-
-
-def _number(stated: Mapping[str, Any], name: str) -> float | None:
-    """A number of a row, if it is there; :class:`LoadRow` checks its range."""
-    value = stated.get(name)
-    try:
-        return None if value is None else parse_number(value)
-    except (TypeError, ValueError):
-        raise DataError(f"{name} {str(value)[:40]!r} is no number", hint="for example 0.5") from None
 
 
 def _flag(value: Any, name: str) -> bool:
@@ -580,34 +520,31 @@ def _flag(value: Any, name: str) -> bool:
         raise DataError(f"{name} {str(value)[:40]!r} is neither true nor false", hint="true or false") from None
 
 
-def _whole(value: Any, name: str) -> int:
+def _parsed(value: Any, name: str, kind: str, example: str, is_allowed: Callable[[float], bool]) -> float:
     try:
         number = parse_number(value)
-        if number != int(number):
+        if not is_allowed(number):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise DataError(f"{name} {str(value)[:40]!r} is no whole number", hint="for example 16") from None
-    return int(number)
-
-
-def _seconds(value: Any, name: str) -> float:
-    try:
-        number = parse_number(value)
-        if not 0 < number < 1e7:
-            raise ValueError
-    except (TypeError, ValueError, OverflowError):
-        raise DataError(f"{name} {str(value)[:40]!r} is no duration", hint="seconds, for example 1.25") from None
+        raise DataError(f"{name} {str(value)[:40]!r} is no {kind}", hint=example) from None
     return number
 
 
-def read_measurements(path: str | PathLike[str]) -> list[dict[str, Any]]:
-    """Measurements of a file: CSV, a JSON list, or results of the serving benchmarks of vLLM and SGLang (JSON lines).
+def _number(value: Any, name: str) -> float | None:
+    """A number of a row, if it is there; :class:`LoadRow` checks its range."""
+    return None if value is None else _parsed(value, name, "number", "for example 0.5", lambda number: True)
 
-    Raises
-    ------
-    DataError
-        The file cannot be read.
-    """
+
+def _whole(value: Any, name: str) -> int:
+    return int(_parsed(value, name, "whole number", "for example 16", lambda number: number == int(number)))
+
+
+def _seconds(value: Any, name: str) -> float:
+    return _parsed(value, name, "duration", "seconds, for example 1.25", lambda number: 0 < number < 1e7)
+
+
+def read_measurements(path: str | PathLike[str]) -> list[dict[str, Any]]:
+    """Measurements of a CSV file, a JSON list, or results of vLLM's and SGLang's serving benchmarks (JSON lines)."""
     name = fspath(path)
     if not name.lower().endswith((".json", ".jsonl")):
         return parse_file(

@@ -29,15 +29,8 @@ MAX_STEPS, MAX_LOAD_ROWS = 100_000, 50
 class LoadRow:
     """A measurement of requests with Poisson arrivals, of a closed loop, or of prompts that are partly cached.
 
-    Attributes
-    ----------
-    queries : list of Query
-        Queries for :meth:`steps`, whatever the profile's host times and factor.
-
-    Raises
-    ------
-    CdmppError
-        The load is impossible, or takes too many steps.
+    Its ``queries`` are those of :meth:`steps`, whatever the profile's host times and factor. Raises CdmppError where
+    the load is impossible, or takes too many steps.
     """
 
     def __init__(
@@ -73,18 +66,14 @@ class LoadRow:
     ) -> Iterator[list[tuple[float, ...]]]:
         """Steps that make each duration, as :meth:`cdmpp.llm.calibrate.MeasuredBuilder.add_steps` takes them.
 
-        Parameters
-        ----------
-        names : sequence of {"total_s", "ttft_s", "tpot_s"}
-            Means over the requests after the warm-up; of a batch the time until all its requests are so far.
-        profile : EngineProfile
-            Engine of the simulation: it decides which steps there are.
+        ``names``: of total_s, ttft_s, tpot_s, which are means over the requests after the warm-up; of a batch the time
+        until all its requests are so far. ``profile``: engine of the simulation, which decides which steps there are.
         """
         config, device, request = self._options
         plan = ServingPlan(config, device, engine=profile, **request)
         requests, [lanes] = plan.serve_requests(plan.tables(predictions), log=True)
         logs = [(lane, np.array(lane.log)) for lane in lanes if lane.log]
-        log = np.concatenate([own for _, own in logs])
+        log = np.concatenate([entries for _, entries in logs])
         _, _, count, prompts, sequences, kernels_s, launched_s, eager_s = log.T
         per_step = (np.ones(len(log)), sequences, kernels_s / count / profile.kernel_factor, launched_s, eager_s)
         # Steps of about as many sequences, an eighth of a doubling, count as their mean.
@@ -98,7 +87,7 @@ class LoadRow:
                 )
             if self._together:
                 kept = [max(kept, key=lambda r: r.first_s if name == "ttft_s" else r.done_s)]
-            shares = [_shares(own, [_window(r, name) for r in kept if r.lane is lane]) for lane, own in logs]
+            shares = [_shares(entries, [_window(r, name) for r in kept if r.lane is lane]) for lane, entries in logs]
             runs = count * np.concatenate(shares) / len(kept)
             sums = np.stack([np.bincount(groups, runs * column) for column in per_step])
             sums = sums[:, sums[0] > 0]

@@ -1,4 +1,4 @@
-"""Largest rates of a served model: at which it keeps its goals, and at which its queue begins to grow."""
+"""Served models under load: largest rates that keep goals, and curves of latency against throughput."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,12 +14,15 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.llm import defaults
 from cdmpp.llm.config import LLMConfig
-from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor
-from cdmpp.llm.read import read_config
+from cdmpp.llm.estimate_plan import resolved, resolved_device
 from cdmpp.llm.serving.simulate import ServingPlan, ServingResult, resolved_pool, simulate
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.rendering import Rendered, Table, percent
+from cdmpp.predict.requests.plot import colours_of, draw_legend, new_figure
 from cdmpp.utils.units import format_latency
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 #: Rates are found to within this share.
 PRECISION = 0.03
@@ -31,30 +34,18 @@ COUNT, MOST, TIMES = 400, 6000, 3
 
 @dataclass(frozen=True)
 class Goodput(Rendered):
-    """Largest rates of a deployment.
+    """Largest rates of a deployment."""
 
-    Attributes
-    ----------
-    requests_per_s : float
-        Largest rate at which ``share`` of the requests keep the goals; 0 where they are missed without any load.
-    saturation_requests_per_s : float
-        Rate at which requests end while all wait from the start: beyond it the queue grows without end.
-    share : float
-    slots : int
-        Requests that run at once, at most.
-    ttft_s, tpot_s : float or None
-        The goals, in seconds.
-    result : ServingResult or None
-        The requests at ``requests_per_s``; None where it is 0.
-    """
-
+    # Largest rate at which ``share`` of the requests keep the goals; 0 where they are missed without any load.
     requests_per_s: float
+    # Rate at which requests end while all wait from the start: beyond it the queue grows without end.
     saturation_requests_per_s: float
     share: float
-    slots: int
+    slots: int  # requests that run at once, at most
+    # The goals, in seconds.
     ttft_s: float | None
     tpot_s: float | None
-    result: ServingResult | None
+    result: ServingResult | None  # the requests at ``requests_per_s``; None where it is 0
 
     def tables(self) -> list[Table]:
         """The rates as a row."""
@@ -120,9 +111,8 @@ def goodput(
     ... # doctest: +SKIP
     """
     _check_goals(ttft_s, tpot_s, share)
-    predictor = shipped_predictor() if predictor is None else predictor
+    predictor, model, spec = resolved(predictor, config, device)
     options["prefill_pool"] = resolved_pool(options.get("prefill_pool"), lambda name: resolved_device(name, predictor))
-    model, spec = read_config(config), resolved_device(device, predictor)
     count = options.pop("count", None)
     if count is None:
         probe = ServingPlan(model, spec, rate=1.0, count=1, **{**options, "warmup": 0})
@@ -179,16 +169,45 @@ def load_curve(
         yield simulate(config, device, concurrency=clients, warmup=left_out, **options)
 
 
-def powers_to(most: int) -> list[int]:
-    """1, 2, 4, ... and ``most``: numbers of requests in flight of a curve."""
-    return sorted({most, *(1 << i for i in range(most.bit_length()))})
+def powers_to(maximum: int) -> list[int]:
+    """1, 2, 4, ... and ``maximum``: numbers of requests in flight of a curve."""
+    return sorted({maximum, *(1 << i for i in range(maximum.bit_length()))})
 
 
 def _check_goals(ttft_s: Any, tpot_s: Any, share: Any) -> None:
     if ttft_s is None and tpot_s is None:
         raise FieldError("ttft_s, tpot_s: no goal", path="ttft_s", hint="give one or both, in seconds")
-    for name, value, most in (("ttft_s", ttft_s, inf), ("tpot_s", tpot_s, inf), ("share", share, 1.0)):
+    for name, value, maximum in (("ttft_s", ttft_s, inf), ("tpot_s", tpot_s, inf), ("share", share, 1.0)):
         if value is None and name != "share":
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most or value == inf:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= maximum or value == inf:
             raise FieldError(f"{name}: {str(value)[:40]!r} is not allowed", path=name, hint="a number above 0")
+
+
+def draw_load(curves: Mapping[str, Sequence[ServingResult]], goals: Mapping[str, float | None] | None = None) -> Figure:
+    """Time between tokens and time to the first one over the output tokens of a GPU; medians, and shaded up to 99 %.
+
+    ``curves``: results by device, in order of the load. ``goals``: seconds of "ttft_s" and "tpot_s", as dashed lines.
+    """
+    figure = new_figure(8.0, 3.6)
+    panels = figure.subplots(1, 2)
+    colours = colours_of(list(curves))
+    for axes, name, label, factor in (
+        (panels[0], "tpot_s", "time between tokens (ms)", 1e3),
+        (panels[1], "ttft_s", "time to the first token (s)", 1.0),
+    ):
+        for device, results in curves.items():
+            shown = [r for r in results if len(r.measured(name))]
+            across = [r.throughput_tokens_per_s / r.gpus for r in shown]
+            middle, high = ([factor * r.percentile(name, q) for r in shown] for q in (50, 99))
+            axes.plot(across, middle, color=colours[device], marker="o", markersize=3, linewidth=1.5)
+            axes.fill_between(across, middle, high, color=colours[device], alpha=0.15, linewidth=0)
+        goal = (goals or {}).get(name)
+        if goal is not None:
+            axes.axhline(factor * goal, color="black", linewidth=1, linestyle="--", label="goal")
+        axes.set_xlabel("output tokens per second and GPU")
+        axes.set_ylabel(label)
+    panels[0].set_ylim(bottom=0)
+    panels[1].set_yscale("log")
+    draw_legend(figure, colours)
+    return figure

@@ -23,29 +23,17 @@ SECONDS_PER_WORK = 0.3e-6
 
 @dataclass
 class WorkLimit:
-    """Work of a simulation, and its bound.
+    """Work of a simulation, and its bound, in sequences of steps."""
 
-    Attributes
-    ----------
-    most, spent : float
-        In sequences of steps.
-    """
-
-    most: float = inf
+    limit: float = inf
     spent: float = 0.0
 
     def spend(self, sequences: float) -> None:
-        """Count a step of the loop.
-
-        Raises
-        ------
-        FieldError
-            The simulation exceeds its bound.
-        """
+        """Count a step of the loop; FieldError where the simulation exceeds its bound."""
         self.spent += STEP_WORK + sequences
-        if self.spent > self.most:
+        if self.spent > self.limit:
             raise FieldError(
-                f"requests: their steps are more work than {self.most:,.0f} sequences of steps",
+                f"requests: their steps are more work than {self.limit:,.0f} sequences of steps",
                 path="requests",
                 hint="fewer or shorter requests, a larger token_budget, or more replicas",
             )
@@ -94,7 +82,7 @@ class Replica:
 
     tables: StepTables
     budget: int
-    most: int
+    max_sequences: int
     capacity: float
     prefill_first: bool
     hit: float
@@ -242,7 +230,7 @@ class Replica:
             left -= new
         reserved = self.cached + sum(request.prompt for request in self.filling)
         ahead = ADMIT_AHEAD * sum(request.output - request.made for request in (*self.running, *self.filling))
-        while self.waiting and left > 0 and len(self.running) + len(self.filling) < self.most:
+        while self.waiting and left > 0 and len(self.running) + len(self.filling) < self.max_sequences:
             request = self.waiting[0]
             busy = self.running or self.filling
             if request.ready_s > self.decided_s or (busy and reserved + ahead + request.prompt + 1 > self.capacity):
@@ -283,12 +271,7 @@ class Replica:
 
 
 class LeastLoaded:
-    """The lane with fewest requests, the first of several. Call :meth:`changed` for each lane that has others.
-
-    Parameters
-    ----------
-    lanes : list of Replica
-    """
+    """The lane with fewest requests, the first of several. Call :meth:`changed` for each lane that has others."""
 
     def __init__(self, lanes: list[Replica]) -> None:
         self._lanes = lanes
@@ -308,7 +291,7 @@ class LeastLoaded:
 
 def open_loop(lanes: list[Replica], requests: list[ServedRequest]) -> None:
     """Requests arrive at their times; each goes to the replica with fewest."""
-    least = LeastLoaded(lanes)
+    least_loaded = LeastLoaded(lanes)
     # Replicas run on only where a request may end: their number of requests is the same until then.
     due: list[tuple[float, int]] = []
     next_s = [inf] * len(lanes)
@@ -318,7 +301,7 @@ def open_loop(lanes: list[Replica], requests: list[ServedRequest]) -> None:
         lane.catch_up(until_s)
         if request is not None:
             lane.add(request)
-        least.changed(i)
+        least_loaded.changed(i)
         next_s[i] = lane.next_s if lane.load else inf
         heapq.heappush(due, (next_s[i], i))
 
@@ -327,7 +310,7 @@ def open_loop(lanes: list[Replica], requests: list[ServedRequest]) -> None:
             time_s, i = heapq.heappop(due)
             if time_s == next_s[i]:
                 run(i, request.arrival_s)
-        run(least.get(), request.arrival_s, request)
+        run(least_loaded.get(), request.arrival_s, request)
     for lane in lanes:
         lane.catch_up(inf)
 
@@ -362,14 +345,8 @@ def two_pools(
 ) -> None:
     """Prompts are computed by the first pool; their caches go to the second one, which makes all further tokens.
 
-    Parameters
-    ----------
-    clients : int or None
-        Requests in flight; None: they arrive at their times.
-    token_s : float
-        Seconds in which the cache of one token is sent.
-    frontend_s : float
-        Seconds from the arrival of a request until the first pool may run it.
+    ``clients``: requests in flight; None: they arrive at their times. ``token_s``: seconds in which the cache of one
+    token is sent. ``frontend_s``: seconds from the arrival of a request until the first pool may run it.
     """
     pending = deque(sorted(requests, key=lambda r: (r.arrival_s, r.number)))
     arrivals = [pending.popleft() for _ in range(len(pending) if clients is None else min(clients, len(pending)))]
@@ -387,11 +364,11 @@ def two_pools(
             if pool == 0:
                 request.arrival_s = now_s
                 request = ServedRequest(number, now_s, request.prompt, 1, ready_s=now_s + frontend_s)
-            offset, least = pools[pool]
-            lane = lanes[i := offset + least.get()]
+            offset, least_loaded = pools[pool]
+            lane = lanes[i := offset + least_loaded.get()]
             idle = not lane.load
             lane.add(request)
-            least.changed(i - offset)
+            least_loaded.changed(i - offset)
             if idle:
                 heapq.heappush(clocks, (lane.now_s, i))
             continue
@@ -402,8 +379,8 @@ def two_pools(
         limits = [clock[0] for clock in clocks[:1]] + [event[0] for event in events[:1]]
         until_s = max(min(limits, default=inf), float(np.nextafter(now_s, inf)))
         all_ended = lanes[i].advance(until_s)
-        offset, least = pools[i >= len(first)]
-        least.changed(i - offset)
+        offset, least_loaded = pools[i >= len(first)]
+        least_loaded.changed(i - offset)
         if lanes[i].load:
             heapq.heappush(clocks, (lanes[i].now_s, i))
         for ended in all_ended:

@@ -11,20 +11,28 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
 from os import PathLike
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from cdmpp.devices.paths import with_network
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.llm import defaults
 from cdmpp.llm.config import LLMConfig
 from cdmpp.llm.engines.profile import Engine, EngineProfile, load_engine
-from cdmpp.llm.estimate_plan import asked_of, resolved_device, tokens_per_step
+from cdmpp.llm.estimate_plan import resolved, resolved_device, tokens_per_step
 from cdmpp.llm.layout import Layout, Types
 from cdmpp.llm.memory import check_cache, part_memory
-from cdmpp.llm.options import MAX_BATCH, MAX_RATE, MAX_REQUESTS, MAX_TOKENS, MIN_RATE, check_whole
+from cdmpp.llm.options import (
+    MAX_BATCH,
+    MAX_RATE,
+    MAX_REQUESTS,
+    MAX_TOKENS,
+    MIN_RATE,
+    ServingOptions,
+    check_whole,
+    with_options,
+)
 from cdmpp.llm.pricing import combined, place_of, stand_ins, widened
 from cdmpp.llm.serving.loop import (
     SECONDS_PER_WORK,
@@ -59,72 +67,39 @@ NETWORK_BYTES_PER_S = 50e9
 
 @dataclass(frozen=True)
 class ServingResult(Rendered):
-    """Requests that were served, in their order.
+    """Requests that were served, in their order."""
 
-    Attributes
-    ----------
-    ttft_s, latency_s, queue_s : (requests,)
-        From arrival to the first token and to the last one; from the front end to the first step of the prompt.
-    tpot_s : (requests with two or more tokens,)
-        Mean time between tokens; requests of one token are left out.
-    output : (requests,)
-        Tokens of each answer.
-    warmup : int
-        Requests at the beginning that means and percentiles leave out.
-    single_token : int
-        Number of requests of one token.
-    duration_s : float
-        From the first arrival to the last token.
-    output_tokens, steps, preemptions : int
-    cache_share : float
-        Largest share of the cache in use.
-    gpus : int
-    relative_lower, relative_upper : float
-        80 % interval of a step's duration, as factors of it.
-    bounds : dict of str to (float, float)
-        80 % intervals of the means of ``ttft_s``, ``tpot_s`` and ``latency_s``, and of ``throughput_tokens_per_s``:
-        those of the same requests with steps of the lower and of the upper duration. Empty without such runs.
-    total_domain : TotalDomain
-        By share of the time of all tokens.
-    engine, device, model_id : str
-    remarks : tuple of str
-        What was assumed.
-    """
-
-    ttft_s: Array
-    tpot_s: Array
-    latency_s: Array
-    queue_s: Array
-    output: Array
-    warmup: int
-    single_token: int
-    duration_s: float
+    ttft_s: Array  # (requests,): from arrival to the first token
+    tpot_s: Array  # (requests with two or more tokens,): mean time between tokens; requests of one token are left out
+    latency_s: Array  # (requests,): from arrival to the last token
+    queue_s: Array  # (requests,): from the front end to the first step of the prompt
+    output: Array  # (requests,): tokens of each answer
+    warmup: int  # requests at the beginning that means and percentiles leave out
+    single_token: int  # number of requests of one token
+    duration_s: float  # from the first arrival to the last token
     output_tokens: int
     steps: int
     preemptions: int
-    cache_share: float
+    cache_share: float  # largest share of the cache in use
     gpus: int
+    # 80 % interval of a step's duration, as factors of it.
     relative_lower: float
     relative_upper: float
+    # 80 % intervals of the means of ``ttft_s``, ``tpot_s`` and ``latency_s``, and of ``throughput_tokens_per_s``:
+    # those of the same requests with steps of the lower and of the upper duration. Empty without such runs.
     bounds: dict[str, tuple[float, float]]
-    total_domain: TotalDomain
+    total_domain: TotalDomain  # by share of the time of all tokens
     engine: str
     device: str
     model_id: str
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()  # what was assumed
 
     def tables(self) -> list[Table]:
         """Percentiles and rates as a row."""
         return serving_tables([self])
 
     def measured(self, name: str) -> Array:
-        """``ttft_s``, ``tpot_s``, ``latency_s`` or ``queue_s`` in seconds, of the requests after the warm-up.
-
-        Raises
-        ------
-        FieldError
-            The name is not known.
-        """
+        """``ttft_s``, ``tpot_s``, ``latency_s`` or ``queue_s`` in seconds, of the requests after the warm-up."""
         if name not in SEQUENCES:
             raise FieldError(
                 f"name: {str(name)[:40]!r} is not known", path="name", hint="one of " + ", ".join(SEQUENCES)
@@ -134,13 +109,7 @@ class ServingResult(Rendered):
         return values[int(several.sum()) if name == "tpot_s" else self.warmup :]
 
     def percentile(self, name: str, q: float) -> float:
-        """Percentile ``q``, from 0 to 100, of :meth:`measured`.
-
-        Raises
-        ------
-        FieldError
-            The name is not known, ``q`` is not allowed, or all requests have one token.
-        """
+        """Percentile ``q``, from 0 to 100, of :meth:`measured`; an error where all requests have one token."""
         values = self.measured(name)
         if not 0 <= q <= 100:
             raise FieldError(f"q: {q} is not a percentage", path="q", hint="from 0 to 100")
@@ -236,29 +205,15 @@ def _bounds_text(result: ServingResult) -> str:
 
 @dataclass(frozen=True)
 class PrefillPool:
-    """Devices that compute the prompts, beside those that decode (disaggregated serving).
-
-    Attributes
-    ----------
-    layout : Layout
-    device : DeviceSpec or None
-        None: the device that decodes.
-    bytes_per_s : float
-        Rate at which a device sends its part of a cache.
-    """
+    """Devices that compute the prompts, beside those that decode (disaggregated serving)."""
 
     layout: Layout
-    device: DeviceSpec | None = None
-    bytes_per_s: float = NETWORK_BYTES_PER_S
+    device: DeviceSpec | None = None  # None: the device that decodes
+    bytes_per_s: float = NETWORK_BYTES_PER_S  # rate at which a device sends its part of a cache
 
     @classmethod
     def of(cls, value: PrefillPool | Mapping[str, Any]) -> PrefillPool:
-        """From the fields ``tp``, ``pp``, ``ep``, ``dp``, ``device`` (a specification) and ``bytes_per_s``.
-
-        Raises
-        ------
-        FieldError
-        """
+        """From the fields ``tp``, ``pp``, ``ep``, ``dp``, ``device`` (a specification) and ``bytes_per_s``."""
         if isinstance(value, PrefillPool):
             return value
         known = ("tp", "pp", "ep", "dp", "device", "bytes_per_s")
@@ -280,25 +235,15 @@ class PrefillPool:
 
 @dataclass(frozen=True)
 class _Pool:
-    """Replicas of one layout that share the requests.
-
-    Attributes
-    ----------
-    most, budget : int
-        Sequences and new tokens of a step of a replica.
-    capacity : float
-        Tokens of the cache of a replica.
-    cache_bytes : float
-        Of a token, on the fullest device.
-    """
+    """Replicas of one layout that share the requests."""
 
     layout: Layout
     profile: EngineProfile
     costs: StepCosts
-    most: int
-    budget: int
-    capacity: float
-    cache_bytes: float
+    max_sequences: int  # sequences of a step of a replica
+    budget: int  # new tokens of a step of a replica
+    capacity: float  # tokens of the cache of a replica
+    cache_bytes: float  # of a token, on the fullest device
 
     @classmethod
     def of(
@@ -314,12 +259,7 @@ class _Pool:
         mtp: int,
         cuda_graph: bool,
     ) -> _Pool:
-        """A pool for requests with prompts of up to ``prompts`` tokens, and up to ``tokens`` in all.
-
-        Raises
-        ------
-        InfeasibleError
-        """
+        """A pool for requests with prompts of up to ``prompts`` tokens, and up to ``tokens`` in all."""
         layout.check(config)
         capacity = check_cache(config, layout, types, device, profile.cache_share, tokens)
         most_sequences = max(1, min(profile.max_sequences, -(-in_flight // (layout.dp * layout.pp))))
@@ -351,7 +291,7 @@ class _Pool:
         """A lane for each replica, and for each batch that passes its stages; no more than there are requests."""
         first, ahead = self.profile.prefill_first, self.profile.schedules_ahead
         return [
-            Replica(tables, self.budget, self.most, self.capacity, first, hit, made, 1 + mtp, effort, ahead)
+            Replica(tables, self.budget, self.max_sequences, self.capacity, first, hit, made, 1 + mtp, effort, ahead)
             for _ in range(min(count, self.layout.dp * self.layout.pp))
         ]
 
@@ -359,52 +299,27 @@ class _Pool:
 class ServingPlan:
     """Queries of a simulation, and the simulation made of their predictions.
 
-    Parameters and errors are those of :func:`simulate`; ``config`` and ``device`` are read already.
-
-    Parameters
-    ----------
-    most_work : float
-        Bound on the work of each run of the loop (:class:`cdmpp.llm.serving.loop.WorkLimit`).
-
-    Attributes
-    ----------
-    queries : list of Query
+    Options and errors are those of :func:`simulate`; ``config`` and ``device`` are read already. ``most_work`` bounds
+    the work of each run of the loop (:class:`cdmpp.llm.serving.loop.WorkLimit`).
     """
 
+    @with_options(ServingOptions)
     def __init__(
         self,
         config: LLMConfig,
         device: DeviceSpec,
         *,
         engine: Engine | None = None,
-        tp: int = defaults.DEGREE,
-        pp: int = defaults.DEGREE,
-        ep: int = defaults.DEGREE,
-        dp: int | None = None,
-        dtype: str = defaults.DTYPE,
-        weights: str | None = None,
-        kv_dtype: str | None = None,
-        framework: str | None = None,
-        cuda_graph: bool = defaults.CUDA_GRAPH,
-        requests: Iterable[Sequence[float]] | None = None,
-        concurrency: int | None = None,
-        rate: float | None = None,
-        input: int = defaults.INPUT,
-        output: int = defaults.SERVED_OUTPUT,
-        count: int | None = None,
-        warmup: int | None = None,
-        seed: int = defaults.SEED,
-        spread: float | None = None,
-        prefix_hit: float = defaults.PREFIX_HIT,
-        mtp: int = defaults.MTP,
-        acceptance: float = defaults.ACCEPTANCE,
         network: float | str | None = None,
+        requests: Iterable[Sequence[float]] | None = None,
         prefill_pool: PrefillPool | Mapping[str, Any] | None = None,
         most_work: float = inf,
+        **options: Unpack[ServingOptions],
     ) -> None:
+        concurrency, prefix_hit, spread = options["concurrency"], options["prefix_hit"], options["spread"]
         self._most_work = most_work
-        self._mtp, self._made = mtp, tokens_per_step(mtp, acceptance)
-        profile, device = load_engine(engine, framework), with_network(device, network)
+        self._mtp, self._made = options["mtp"], tokens_per_step(options["mtp"], options["acceptance"])
+        profile, device = load_engine(engine, options["framework"]), with_network(device, network)
         self._profile, self._device = profile, device
         self._remarks: list[str] = []
         in_step = profile.prefill_first and not spread and (concurrency or 0) > 1
@@ -417,21 +332,20 @@ class ServingPlan:
         for name, value in (("prefix_hit", prefix_hit), ("spread", spread)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
                 raise FieldError(f"{name}: {str(value)[:40]!r} is not allowed", path=name, hint="from 0 to below 1")
-        self._hit, self._clients, self._rate = prefix_hit, concurrency, rate
-        lengths = requests, concurrency, rate, input, output, count, seed
-        self._requests = _requests(*lengths, spread)
-        self._parted = _requests(*lengths, SPREAD) if parted else None
+        self._hit, self._clients, self._rate = prefix_hit, concurrency, options["rate"]
+        self._requests = _requests(requests, options, spread)
+        self._parted = _requests(requests, options, SPREAD) if parted else None
         if config.prompt_only is not None:  # as in an estimate: no output tokens
             self._requests = [(arrival, prompt, 1) for arrival, prompt, _ in self._requests]
         #: Requests at the beginning that means and percentiles leave out.
-        self.warmup = self._checked_warmup(warmup)
+        self.warmup = self._checked_warmup(options["warmup"])
         #: Tokens of all prompts and answers.
         self.tokens = sum(prompt + answer for _, prompt, answer in self._requests)
         prompts = max(prompt for _, prompt, _ in self._requests)
         longest = max(prompt + answer for _, prompt, answer in self._requests)
         self.longest_output = max(answer for *_, answer in self._requests)
         in_flight = len(self._requests) if concurrency is None else concurrency
-        layout = Layout(tp, pp, ep, dp)
+        layout = Layout.of(options)
         # Steps of prompts; each request ends in a step of its own, beside the others of its replica.
         prefill = STEP_WORK * (1 - prefix_hit) * sum(r[1] for r in self._requests) / (profile.token_budget or prompts)
         WorkLimit(most_work).spend(prefill)
@@ -441,13 +355,14 @@ class ServingPlan:
         self.seconds = (RUNS + parted) * SECONDS_PER_WORK * (prefill + len(self._requests) * (STEP_WORK + beside))
 
         def pool(layout: Layout, device: DeviceSpec, tokens: int, mtp: int) -> _Pool:
-            types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
-            made = _Pool.of(config, layout, types, device, profile, in_flight, prompts, tokens, mtp, cuda_graph)
+            types = Types.of_options(config, options, device, profile.kv_dtype)
+            graph = options["cuda_graph"]
+            made = _Pool.of(config, layout, types, device, profile, in_flight, prompts, tokens, mtp, graph)
             self._remarks += link_remarks((query.program.operator for query in made.costs.queries), device)
             return made
 
         self.layout = layout
-        self._pools = [pool(layout, device, longest, mtp)]
+        self._pools = [pool(layout, device, longest, self._mtp)]
         self._token_s = 0.0
         if prefill_pool is not None:
             other = PrefillPool.of(prefill_pool)
@@ -461,7 +376,7 @@ class ServingPlan:
         self.slots = self._pools[-1].slots(longest)
         self.gpus = sum(member.layout.gpus for member in self._pools)
         self.queries = [query for member in self._pools for query in member.costs.queries]
-        types = Types.of(config, dtype, weights, kv_dtype, device, profile.kv_dtype)
+        types = Types.of_options(config, options, device, profile.kv_dtype)
         known = {"tokens": longest} | ({} if concurrency is None else {"batch": concurrency})
         #: By what profiles know a measured request.
         self.place = place_of(config, device, layout, types, **known)
@@ -517,13 +432,7 @@ class ServingPlan:
     def serve_requests(
         self, tables: Sequence[StepTables], rate: float | None = None, *, log: bool = False
     ) -> tuple[list[ServedRequest], list[list[Replica]]]:
-        """Requests with their times, and the replicas of each pool; parameters are those of :meth:`serve`.
-
-        Parameters
-        ----------
-        log : bool
-            Whether replicas log their steps.
-        """
+        """Requests with their times, and the replicas of each pool, which log their steps with ``log``."""
         loop = self._hit, self._made, self._mtp, len(self._requests), WorkLimit(self._most_work)
         pools = [pool.replicas(table, *loop) for pool, table in zip(self._pools, tables, strict=True)]
         for lane in (lane for replicas in pools for lane in replicas if log):
@@ -543,13 +452,7 @@ class ServingPlan:
         return requests, pools
 
     def serve(self, model_id: str, tables: Sequence[StepTables], rate: float | None = None) -> ServingResult:
-        """Simulate with step costs.
-
-        Parameters
-        ----------
-        rate : float, optional
-            Requests per second, in place of the plan's; infinite: all arrive together.
-        """
+        """Simulate with step costs; ``rate`` replaces the plan's, and infinite means that all arrive together."""
         requests, pools = self.serve_requests(tables, rate)
         first = np.array([r.first_s - r.arrival_s for r in requests])
         latency = np.array([r.done_s - r.arrival_s for r in requests])
@@ -603,16 +506,10 @@ def resolved_pool(
 
 
 def _requests(
-    requests: Iterable[Sequence[float]] | None,
-    concurrency: int | None,
-    rate: float | None,
-    input: int,
-    output: int,
-    count: int | None,
-    seed: int,
-    spread: float,
+    requests: Iterable[Sequence[float]] | None, options: ServingOptions, spread: float
 ) -> list[tuple[float, int, int]]:
     """Arrival, prompt and answer of each request."""
+    concurrency, rate, count = options["concurrency"], options["rate"], options["count"]
     given = [
         name
         for name, value in (("requests", requests), ("concurrency", concurrency), ("rate", rate))
@@ -641,12 +538,10 @@ def _requests(
                 hint=f"requests per second, from {MIN_RATE:g} to {MAX_RATE:,.0f}",
             )
         count = 1000 if count is None else count
-    for name, value, most in (
-        ("input", input, MAX_TOKENS),
-        ("output", output, MAX_TOKENS),
-        ("count", count, MAX_REQUESTS),
-    ):
-        check_whole(name, value, most)
+    input, output, seed = options["input"], options["output"], options["seed"]
+    check_whole("input", input, MAX_TOKENS)
+    check_whole("output", output, MAX_TOKENS)
+    check_whole("count", count, MAX_REQUESTS)
     arrivals = np.zeros(count)
     if rate is not None:
         arrivals = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
@@ -673,35 +568,17 @@ def _request(row: Sequence[float], index: int) -> tuple[float, int, int]:
     return arrival, whole[0], whole[1]
 
 
+@with_options(ServingOptions)
 def simulate(
     config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
     device: DeviceSpec | Mapping[str, Any] | str,
     *,
     engine: Engine | None = None,
-    tp: int = defaults.DEGREE,
-    pp: int = defaults.DEGREE,
-    ep: int = defaults.DEGREE,
-    dp: int | None = None,
-    dtype: str = defaults.DTYPE,
-    weights: str | None = None,
-    kv_dtype: str | None = None,
-    framework: str | None = None,
-    cuda_graph: bool = defaults.CUDA_GRAPH,
-    requests: Iterable[Sequence[float]] | None = None,
-    concurrency: int | None = None,
-    rate: float | None = None,
-    input: int = defaults.INPUT,
-    output: int = defaults.SERVED_OUTPUT,
-    count: int | None = None,
-    warmup: int | None = None,
-    seed: int = defaults.SEED,
-    spread: float | None = None,
-    prefix_hit: float = defaults.PREFIX_HIT,
-    mtp: int = defaults.MTP,
-    acceptance: float = defaults.ACCEPTANCE,
     network: float | str | None = None,
+    requests: Iterable[Sequence[float]] | None = None,
     prefill_pool: PrefillPool | Mapping[str, Any] | None = None,
     predictor: Predictor | None = None,
+    **options: Unpack[ServingOptions],
 ) -> ServingResult:
     """Serve requests in a simulation of an engine, over predicted steps.
 
@@ -769,8 +646,7 @@ def simulate(
     ... # doctest: +SKIP
     0.0149
     """
-    options = locals().copy()
-    predictor, config, device = asked_of(options)
-    options["prefill_pool"] = resolved_pool(prefill_pool, lambda name: resolved_device(name, predictor))
-    plan = ServingPlan(config, device, **options)
+    predictor, model, spec = resolved(predictor, config, device)
+    pool = resolved_pool(prefill_pool, lambda name: resolved_device(name, predictor))
+    plan = ServingPlan(model, spec, engine=engine, network=network, requests=requests, prefill_pool=pool, **options)
     return plan.run(predictor.model_id, predictor.predict_queries(plan.queries))

@@ -26,12 +26,12 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 TokenDomain = tuple[str, str, Label | None, float, str | None]
 
 
-def _powers(most: int, *, half: bool = False) -> list[int]:
-    """1, 2, 4, ... up to ``most``, which is the last; ``half``: with the values between."""
-    grid = {1, most}
+def _powers(maximum: int, *, half: bool = False) -> list[int]:
+    """1, 2, 4, ... up to ``maximum``, which is the last; ``half``: with the values between."""
+    grid = {1, maximum}
     size = 2
-    while size < most:
-        grid |= {size, size * 3 // 2} if half and size * 3 // 2 < most else {size}
+    while size < maximum:
+        grid |= {size, size * 3 // 2} if half and size * 3 // 2 < maximum else {size}
         size *= 2
     return sorted(grid)
 
@@ -47,18 +47,9 @@ class _Point:
 class StepCosts:
     """Queries for the tables of an engine's steps, and the tables made of their predictions.
 
-    Parameters
-    ----------
-    sequences, tokens, cached : int
-        Most sequences of a step of one replica, new tokens of a step, and cached tokens of a sequence.
-    drafted : int
-        Further tokens of each decoding sequence, which were drafted and are checked.
-    cuda_graph : bool
-        Whether decode steps may be captured graphs.
-
-    Attributes
-    ----------
-    queries : list of Query
+    ``sequences``, ``tokens``, ``cached``: most sequences of a step of one replica, new tokens of a step, and cached
+    tokens of a sequence. ``drafted``: further tokens of each decoding sequence, which were drafted and are checked.
+    ``cuda_graph``: whether decode steps may be captured graphs.
     """
 
     def __init__(
@@ -175,15 +166,7 @@ def _growing(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class StepTables:
-    """Seconds of steps by their composition; all but the host's time is interpolated linearly.
-
-    Attributes
-    ----------
-    kinds : (4, kinds)
-        Seconds by kind of a decode step in the middle of the tables (:func:`cdmpp.llm.pricing.combined`).
-    domains : list of (phase, name, domain, seconds a token, reason)
-        Of the parts of that step and of a step of prompts.
-    """
+    """Seconds of steps by their composition; all but the host's time is interpolated linearly."""
 
     engine: EngineProfile
     layout: Layout
@@ -201,7 +184,9 @@ class StepTables:
     launches: int
     decode_launches: int
     eager_s: float
+    # (4, kinds): seconds by kind of a decode step in the middle of the tables (:func:`cdmpp.llm.pricing.combined`)
     kinds: Array
+    # Phase, name, domain, seconds a token and reason of the parts of that step and of a step of prompts.
     domains: list[TokenDomain]
     scale: float = 1.0
 
@@ -252,14 +237,8 @@ class StepTables:
     def mixed_kernels_s(self, chunks: Sequence[tuple[int, int]], sequences: int, cached: float) -> float:
         """Kernels of a step with prompts, in seconds.
 
-        Parameters
-        ----------
-        chunks : sequence of (int, int)
-            New and cached tokens of each prompt.
-        sequences : int
-            Decoding sequences.
-        cached : float
-            Their cached tokens, on average.
+        ``chunks``: new and cached tokens of each prompt. ``sequences``: decoding ones, with ``cached`` tokens on
+        average.
         """
         tokens_per_sequence = 1 + self.drafted
         tokens = sequences * tokens_per_sequence + sum(new for new, _ in chunks)

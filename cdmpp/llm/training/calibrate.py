@@ -13,7 +13,7 @@ from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, FieldError
 from cdmpp.llm.config import LLMConfig
 from cdmpp.llm.engines.profile import Engine, EngineProfile, load_training_engine
-from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor
+from cdmpp.llm.estimate_plan import resolved, resolved_device, shipped_predictor
 from cdmpp.llm.read import read_config
 from cdmpp.llm.training.step import TrainingPlan
 from cdmpp.predict.interface import Predictor
@@ -53,32 +53,18 @@ MAX_ROWS = 500
 
 @dataclass(frozen=True)
 class TrainingCalibration:
-    """A fitted profile, and how well it fits.
-
-    Attributes
-    ----------
-    profile : EngineProfile
-    rows : int
-    before, after : float
-        Mean of |predicted / measured - 1| with the first profile and with the fitted one.
-    left_out : float or None
-        The same for each step with the profile of the others; None for one step.
-    """
+    """A fitted profile, and how well it fits."""
 
     profile: EngineProfile
     rows: int
+    # Mean of |predicted / measured - 1| with the first profile and with the fitted one.
     before: float
     after: float
-    left_out: float | None
+    left_out: float | None  # the same for each step with the profile of the others; None for one step
 
 
 class TrainingCalibrationPlan:
-    """Queries of measured steps, and the calibration made of their predictions; see :func:`fit_training`.
-
-    Attributes
-    ----------
-    queries : list of Query
-    """
+    """Queries of measured steps, and the calibration made of their predictions; see :func:`fit_training`."""
 
     def __init__(
         self,
@@ -101,13 +87,7 @@ class TrainingCalibrationPlan:
         self.queries: list[Query] = [query for plan in self._plans for query in plan.queries]
 
     def calibration(self, predictions: Sequence[Prediction]) -> TrainingCalibration:
-        """The calibration made of the predictions of :attr:`queries`.
-
-        Raises
-        ------
-        FieldError
-            An operator of the model has no prediction.
-        """
+        """The calibration made of the predictions of :attr:`queries`; each needs one."""
         self._predictions, start = [], 0
         for plan in self._plans:
             self._predictions.append(predictions[start : start + len(plan.queries)])
@@ -231,12 +211,7 @@ def _plan(
 
 
 def read_training_measurements(source: str | PathLike[str]) -> list[dict[str, Any]]:
-    """Measured steps of a CSV file, or of a JSON list of objects.
-
-    Raises
-    ------
-    DataError
-    """
+    """Measured steps of a CSV file, or of a JSON list of objects."""
     rows = parse_file(source, _rows, "CSV or JSON", "a header and a row, or an object, for each measured step")
     if not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{fspath(source)}: not a list of objects", hint="one object for each measured step")
@@ -258,11 +233,9 @@ def fit_training(
     predictor: Predictor | None = None,
 ) -> TrainingCalibration:
     """:func:`calibrate_training` with its errors."""
-    predictor = shipped_predictor() if predictor is None else predictor
+    predictor, model, spec = resolved(predictor, config, device)
     rows = read_training_measurements(measurements) if isinstance(measurements, str | PathLike) else measurements
-    plan = TrainingCalibrationPlan(
-        read_config(config), resolved_device(device, predictor), rows, load_training_engine(engine), predictor
-    )
+    plan = TrainingCalibrationPlan(model, spec, rows, load_training_engine(engine), predictor)
     return plan.calibration(predictor.predict_queries(plan.queries))
 
 

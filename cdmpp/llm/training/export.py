@@ -22,17 +22,7 @@ class LaidOut:
 
 
 def export_layout(step: LaidOut | TrainingStep, form: str) -> str:
-    """The layout of a step as text.
-
-    Parameters
-    ----------
-    form : {"megatron", "torchtitan"}
-
-    Raises
-    ------
-    DataError
-        The format is not known.
-    """
+    """The layout of a step as text; ``form``: "megatron" or "torchtitan"."""
     if form == "megatron":
         return _megatron(step)
     if form == "torchtitan":

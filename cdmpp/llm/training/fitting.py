@@ -9,15 +9,16 @@ from typing import Any
 
 from cdmpp.errors import FieldError
 from cdmpp.llm.config import LLMConfig
-from cdmpp.llm.training.layout import Overlap, Recompute, TrainingLayout
+from cdmpp.llm.options import Overlap, Recompute
+from cdmpp.llm.training.layout import TrainingLayout
 
 #: Layouts of more devices are not proposed.
 MAX_PROPOSED_GPUS = 1024
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
 
-def _powers(most: int) -> list[int]:
-    return [1 << i for i in range(max(1, most).bit_length()) if 1 << i <= most]
+def _powers(maximum: int) -> list[int]:
+    return [1 << i for i in range(max(1, maximum).bit_length()) if 1 << i <= maximum]
 
 
 def _valid(layout: TrainingLayout, config: LLMConfig) -> bool:
@@ -29,20 +30,13 @@ def _valid(layout: TrainingLayout, config: LLMConfig) -> bool:
 
 
 def smallest_layouts(
-    config: LLMConfig, wanted: TrainingLayout, fits: Callable[[TrainingLayout], bool], domain_ranks: int, most: int = 3
+    config: LLMConfig, wanted: TrainingLayout, fits: Callable[[TrainingLayout], bool], domain_ranks: int, count: int = 3
 ) -> list[TrainingLayout]:
     """Layouts of fewest devices that hold the model, each with the least recomputation that fits.
 
-    The micro-batch is one sequence, and the copies divide the wanted batch.
-
-    Parameters
-    ----------
-    wanted : TrainingLayout
-        The layout that does not fit; sharding and overlap are kept.
-    fits : callable
-        Whether a layout fits the device.
-    domain_ranks : int
-        Most tensor-parallel ranks.
+    The micro-batch is one sequence, and the copies divide the batch of ``wanted``, the layout that does not fit; its
+    sharding and overlap are kept. ``fits``: whether a layout fits the device. ``domain_ranks``: most tensor-parallel
+    ranks.
     """
     experts = 1 if config.experts is None else config.experts.count
     for gpus in _powers(MAX_PROPOSED_GPUS):
@@ -67,12 +61,12 @@ def smallest_layouts(
                             break
         if layouts:
             layouts.sort(key=lambda layout: (RECOMPUTE.index(layout.recompute), layout.pp, layout.tp, layout.ep))
-            return layouts[:most]
+            return layouts[:count]
     return []
 
 
-def _divisors(value: int, most: int) -> list[int]:
-    return [n for n in range(1, most + 1) if value % n == 0]
+def _divisors(value: int, maximum: int) -> list[int]:
+    return [n for n in range(1, maximum + 1) if value % n == 0]
 
 
 def candidates(
@@ -88,10 +82,7 @@ def candidates(
 ) -> list[TrainingLayout]:
     """Layouts that fit the memory, each with the least recomputation that does.
 
-    Parameters
-    ----------
-    given : mapping
-        Values of fields of :class:`TrainingLayout` that all layouts have.
+    ``given``: values of fields of :class:`TrainingLayout` that all layouts have.
     """
     layouts = []
 

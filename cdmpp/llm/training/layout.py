@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from cdmpp.devices.registry import known
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.llm.config import LLMConfig
 from cdmpp.llm.layout import Layout, Types, allowed_tp
-from cdmpp.llm.options import MAX_GLOBAL_BATCH, MAX_RANKS, MAX_SEQUENCE, check_whole
+from cdmpp.llm.options import MAX_GLOBAL_BATCH, MAX_RANKS, MAX_SEQUENCE, Overlap, Recompute, Sharding, check_whole
 
-Sharding = Literal["none", "optimizer", "fsdp"]
-Recompute = Literal["none", "selective", "full"]
-Overlap = Literal["none", "gradients", "all"]
 #: Types of the products -> element type of their operands, and scaling. Products of MXFP8 are predicted as those with
 #: one scale for each tensor: the units have one rate for both, and only the latter were measured.
 PRODUCTS: dict[str, tuple[str, str]] = {
@@ -29,38 +26,24 @@ _UNITS = {"float8_e4m3": "peak_flops_fp8_matrix", "mxfp8": "peak_flops_fp4_matri
 
 @dataclass(frozen=True)
 class TrainingLayout:
-    """Degrees of parallelism and batch of a training step.
+    """Degrees of parallelism and batch of a training step."""
 
-    Attributes
-    ----------
-    gpus : int
-        Ranks in total.
-    tp, pp, virtual_pp, cp, ep : int
-        Ranks that share a layer, stages, parts of the model on each stage, ranks that share a sequence, and ranks
-        that share the experts of a layer. An expert is on one rank: experts are not divided by ``tp``.
-    micro_batch, global_batch, sequence : int
-        Sequences of one pass on one copy and of the step, and tokens of a sequence.
-    sharding : {"none", "optimizer", "fsdp"}
-        What the data-parallel ranks divide: nothing, the state of the optimizer, or everything.
-    recompute : {"none", "selective", "full"}
-        Activations that the backward pass computes again: none; those of attention, norms and activation functions;
-        those of whole layers.
-    overlap : {"none", "gradients", "all"}
-        Communication that runs beside computation: none; that of gradients, weights and stages; that of tensor and
-        expert parallelism, too.
-    """
-
-    gpus: int
-    micro_batch: int
-    global_batch: int
-    sequence: int
-    tp: int = 1
-    pp: int = 1
-    virtual_pp: int = 1
-    cp: int = 1
-    ep: int = 1
+    gpus: int  # ranks in total
+    micro_batch: int  # sequences of one pass on one copy
+    global_batch: int  # sequences of the step
+    sequence: int  # tokens of a sequence
+    tp: int = 1  # ranks that share a layer
+    pp: int = 1  # stages
+    virtual_pp: int = 1  # parts of the model on each stage
+    cp: int = 1  # ranks that share a sequence
+    ep: int = 1  # Ranks that share the experts of a layer. An expert is on one rank: experts are not divided by ``tp``.
+    # What the data-parallel ranks divide: nothing, the state of the optimizer, or everything.
     sharding: Sharding = "none"
+    # Activations that the backward pass computes again: none; those of attention, norms and activation functions;
+    # those of whole layers.
     recompute: Recompute = "none"
+    # Communication that runs beside computation: none; that of gradients, weights and stages; that of tensor and
+    # expert parallelism, too.
     overlap: Overlap = "gradients"
 
     @property
@@ -167,13 +150,7 @@ def _divides(config: LLMConfig, tp: int) -> bool:
 
 
 def training_types(dtype: Any, products: Any, device: DeviceSpec) -> Types:
-    """Element types of a training step.
-
-    Raises
-    ------
-    FieldError
-        A type is not known, or the device has no units for it.
-    """
+    """Element types of a training step; FieldError for an unknown one, or one that the device has no units for."""
     if dtype not in ("bfloat16", "float16", "float32"):
         raise FieldError(f"dtype: {str(dtype)[:80]!r} is not allowed", path="dtype", hint="bfloat16, float16, float32")
     if products is None:

@@ -27,32 +27,16 @@ def distinct(places: int, topk: float) -> float:
 
 @dataclass(frozen=True)
 class Links:
-    """Connections of the ranks.
-
-    Attributes
-    ----------
-    device : DeviceSpec
-    domain_ranks : int
-        Ranks of a node, or of an NVLink domain, which reach each other without the network.
-    node_ranks : int
-        The same of the device's usual node, whatever ``ranks_per_node`` says.
-    network : float
-        Bytes per second of a rank's adapter.
-    """
+    """Connections of the ranks."""
 
     device: DeviceSpec
-    domain_ranks: int
-    node_ranks: int
-    network: float
+    domain_ranks: int  # ranks of a node, or of an NVLink domain, which reach each other without the network
+    node_ranks: int  # the same of the device's usual node, whatever ``ranks_per_node`` says
+    network: float  # bytes per second of a rank's adapter
 
     @classmethod
     def of(cls, device: DeviceSpec, ranks_per_node: int | None, network: float | str | None) -> Links:
-        """Connections of a device; ``ranks_per_node`` does not divide an NVLink domain.
-
-        Raises
-        ------
-        FieldError
-        """
+        """Connections of a device; ``ranks_per_node`` does not divide an NVLink domain."""
         if ranks_per_node is not None and (type(ranks_per_node) is not int or not 1 <= ranks_per_node <= 1024):
             raise FieldError(
                 f"ranks_per_node: {str(ranks_per_node)[:80]!r} is not allowed",

@@ -27,12 +27,7 @@ RECOMMENDED = 0.94
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters on one rank, those of routed experts apart.
-
-    Attributes
-    ----------
-    dense, experts : float
-    """
+    """Parameters on one rank, those of routed experts apart."""
 
     dense: float
     experts: float = 0.0
@@ -107,29 +102,21 @@ def _balanced(layers: int, stages: int, work: float, head: float) -> tuple[int, 
     loads = [(work_of_stage, stage) for stage, work_of_stage in enumerate(load)]
     heapq.heapify(loads)
     for _ in range(layers):
-        work_of_stage, least = loads[0]
-        counts[least] += 1
-        heapq.heapreplace(loads, (work_of_stage + work, least))
+        work_of_stage, lightest = loads[0]
+        counts[lightest] += 1
+        heapq.heapreplace(loads, (work_of_stage + work, lightest))
     return tuple(counts)
 
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """Bytes on the rank that holds most.
-
-    Attributes
-    ----------
-    weights, gradients, optimizer, activations : float
-        Activations with what the allocator reserves beyond all tensors.
-    device : float or None
-        Capacity of the device, where it is published.
-    """
+    """Bytes on the rank that holds most."""
 
     weights: float
     gradients: float
     optimizer: float
-    activations: float
-    device: float | None = None
+    activations: float  # with what the allocator reserves beyond all tensors
+    device: float | None = None  # capacity, where it is published
 
     @property
     def total(self) -> float:
@@ -158,8 +145,6 @@ def training_memory(
 ) -> TrainingMemory:
     """Memory of the fullest rank.
 
-    Notes
-    -----
     The first stages hold the activations of as many micro-batches as are in flight. Activations are the 16-bit inputs
     of products (8-bit where products are), norms and attention; with recomputation the input of each layer, and beside
     them one whole layer or the copies of the logits, which are not held at once. ``fsdp`` with stages gathers the

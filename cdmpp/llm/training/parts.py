@@ -73,42 +73,23 @@ class Message:
 
 @dataclass(frozen=True)
 class StepItem:
-    """A kernel, a pass over memory or a message.
+    """A kernel, a pass over memory or a message."""
 
-    Attributes
-    ----------
-    name : str
-        Its place in the model.
-    backward : bool
-    program : OperatorSpec or None
-    traffic : float
-        Bytes read and written, of an item without program.
-    message : Message or None
-    runs : float
-        Runs of the program or message in one pass; a fraction or multiple where another program's time stands for it.
-    launches : float
-    stated : bool
-        A ratio stands for a kernel.
-    """
-
-    name: str
+    name: str  # its place in the model
     backward: bool = False
     program: OperatorSpec | None = None
-    traffic: float = 0.0
+    traffic: float = 0.0  # bytes read and written, of an item without program
     message: Message | None = None
+    # Runs of the program or message in one pass; a fraction or multiple where another program's time stands for it.
     runs: float = 1.0
     launches: float = 1
-    stated: bool = False
+    stated: bool = False  # a ratio stands for a kernel
 
 
 class LayerBuilder:
     """Items of the parts of a model on one rank.
 
-    Parameters
-    ----------
-    loop : TrainingLoop
-    block_scaled : bool
-        Operands are quantised by rows and by columns, each from the 16-bit tensor (block scales).
+    ``block_scaled``: operands are quantised by rows and by columns, each from the 16-bit tensor (block scales).
     """
 
     def __init__(

@@ -149,18 +149,11 @@ def parts_table(parts: Mapping[str, float], step_s: float) -> Table:
 
 @dataclass(frozen=True)
 class LayoutSearch(Rendered):
-    """Layouts in the order of their predicted duration.
-
-    Attributes
-    ----------
-    steps : list of TrainingStep
-    fitting, priced : int
-        Layouts that fit the memory, and those of them that were priced.
-    """
+    """Layouts in the order of their predicted duration."""
 
     steps: list[TrainingStep]
-    fitting: int
-    priced: int
+    fitting: int  # layouts that fit the memory
+    priced: int  # layouts of them that were priced
 
     def tables(self) -> list[Table]:
         """Layouts, a row each."""

@@ -12,11 +12,10 @@ from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.llm import defaults
 from cdmpp.llm.config import LLMConfig
 from cdmpp.llm.engines.profile import Engine, EngineProfile, load_training_engine
-from cdmpp.llm.estimate_plan import resolved_device, shipped_predictor
-from cdmpp.llm.options import MAX_GLOBAL_BATCH, check_whole
-from cdmpp.llm.read import read_config
+from cdmpp.llm.estimate_plan import resolved
+from cdmpp.llm.options import MAX_GLOBAL_BATCH, Overlap, Sharding, check_whole
 from cdmpp.llm.training.fitting import candidates, rough_cost, smallest_layouts
-from cdmpp.llm.training.layout import Overlap, Sharding, TrainingLayout, training_types
+from cdmpp.llm.training.layout import TrainingLayout, training_types
 from cdmpp.llm.training.links import Links
 from cdmpp.llm.training.memory import training_memory
 from cdmpp.llm.training.result import LayoutSearch, TrainingStep
@@ -165,10 +164,10 @@ def search_layouts(
 
     Other parameters and errors are those of :func:`cdmpp.llm.training_step`.
     """
-    predictor = shipped_predictor() if predictor is None else predictor
+    predictor, model, spec = resolved(predictor, config, device)
     plans = LayoutPlans.of(
-        read_config(config),
-        resolved_device(device, predictor),
+        model,
+        spec,
         load_training_engine(engine),
         {"dtype": dtype, "products": products, "ranks_per_node": ranks_per_node, "network": network},
         gpus=gpus,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import fields
 from os import PathLike
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 
@@ -17,11 +17,12 @@ from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.llm import defaults
 from cdmpp.llm.config import LLMConfig
 from cdmpp.llm.engines.profile import Engine, EngineProfile, Place, load_training_engine
-from cdmpp.llm.estimate_plan import asked_of
+from cdmpp.llm.estimate_plan import resolved
 from cdmpp.llm.memory import model_size
+from cdmpp.llm.options import TrainingOptions, with_options
 from cdmpp.llm.pricing import KINDS, combined
 from cdmpp.llm.training.fitting import smallest_layouts
-from cdmpp.llm.training.layout import BLOCK_SCALED, Overlap, Recompute, Sharding, TrainingLayout, training_types
+from cdmpp.llm.training.layout import BLOCK_SCALED, TrainingLayout, training_types
 from cdmpp.llm.training.links import BOUNDS, Links
 from cdmpp.llm.training.memory import RankParameters, model_flops, stage_layers, training_memory
 from cdmpp.llm.training.parts import LayerBuilder, Message, StepItem, merged_items, program_flops
@@ -91,17 +92,10 @@ class _Unit:
 class _StagePass:
     """One forward and backward pass of a micro-batch on a stage.
 
-    Attributes
-    ----------
-    compute, host : float
-        Seconds of the kernels with what is recomputed, and what their launches take longer.
-    room : dict of bool to float
-        Seconds of the forward (False) and the backward pass in which messages are hidden: kernels run, or the device
-        waits for the host.
-    exposed : dict of str to (3,)
-        Messages that computation does not hide, by group, with bounds.
-    recompute_s : float
-        Seconds of the kernels that the backward pass runs again.
+    ``exposed``: messages that computation does not hide, by group, (3,) with bounds. ``recompute_s``: seconds of the
+    kernels that the backward pass runs again; ``compute`` includes them. ``host``: seconds that launches take longer.
+    ``room``: seconds of the forward (False) and the backward pass in which messages are hidden: kernels run, or the
+    device waits for the host.
     """
 
     def __init__(
@@ -129,21 +123,9 @@ class TrainingPlan:
     """Queries of a training step, and the step made of their predictions.
 
     Parameters and errors are those of :func:`training_step`; ``config`` and ``device`` are read already.
-
-    Parameters
-    ----------
-    check_memory : bool
-        Whether a step that does not fit is an error.
-    shared : dict, optional
-        Items of plans that differ in stages, batch and sharding only; filled by the first of them.
-
-    Attributes
-    ----------
-    queries : list of Query
-        Queries for a predictor; pass their predictions to :meth:`result`.
-    exposed_dp_s : dict of bool to float
-        After :meth:`result`: exposed exchanges of weights behind forward (False) and of gradients behind backward
-        passes in a step.
+    ``check_memory``: whether a step that does not fit is an error. ``shared``: items of plans that differ in stages,
+    batch and sharding only; filled by the first of them. ``exposed_dp_s``: after :meth:`result`, exposed exchanges of
+    weights behind forward (False) and of gradients behind backward passes in a step.
     """
 
     def __init__(
@@ -314,17 +296,9 @@ class TrainingPlan:
     def result(
         self, model_id: str, predictions: Sequence[Prediction], engine: EngineProfile | None = None
     ) -> TrainingStep:
-        """The step made of the predictions of :attr:`queries`.
+        """The step made of the predictions of :attr:`queries`; FieldError where an operator of the model has none.
 
-        Parameters
-        ----------
-        engine : EngineProfile, optional
-            In place of the plan's, with the same frameworks and bytes.
-
-        Raises
-        ------
-        FieldError
-            An operator of the model has no prediction.
+        ``engine``: in place of the plan's, with the same frameworks and bytes.
         """
         if engine is not None:
             assert engine.training is not None
@@ -335,15 +309,9 @@ class TrainingPlan:
         return self._assembled(model_id, [self._unit(items) for items in self._units])
 
     def layer_pass(self, predictions: Sequence[Prediction], *, backward: bool) -> tuple[Array, dict[str, float]]:
-        """Seconds of one pass of a mean layer over a micro-batch, with its exposed messages; and those of its parts.
+        """Seconds of one pass of a mean layer over a micro-batch, (3,) with bounds, and of its parts.
 
-        The backward pass has what is computed again.
-
-        Returns
-        -------
-        seconds : (3,)
-            Point, lower and upper bound.
-        parts : dict of str to float
+        The first includes exposed messages. The backward pass has what is computed again.
         """
         self._predictions = predictions
         layer = self._unit(self._units[0])
@@ -621,28 +589,15 @@ class TrainingPlan:
             yield f"{layout.sequence:,} tokens exceed max_position_embeddings, {self.config.context:,}"
 
 
+@with_options(TrainingOptions)
 def training_step(
     config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
     device: DeviceSpec | Mapping[str, Any] | str,
     *,
-    gpus: int,
-    tp: int = defaults.DEGREE,
-    pp: int = defaults.DEGREE,
-    virtual_pp: int = defaults.DEGREE,
-    cp: int = defaults.DEGREE,
-    ep: int = defaults.DEGREE,
-    sharding: Sharding = defaults.SHARDING,
-    micro_batch: int = defaults.MICRO_BATCH,
-    global_batch: int,
-    sequence: int,
-    dtype: str = defaults.DTYPE,
-    products: str | None = None,
-    recompute: Recompute = defaults.RECOMPUTE,
-    overlap: Overlap | None = None,
-    ranks_per_node: int | None = None,
     network: float | str | None = None,
     engine: Engine = defaults.TRAINING_ENGINE,
     predictor: Predictor | None = None,
+    **options: Unpack[TrainingOptions],
 ) -> TrainingStep:
     """Predict how long one training step of a language model takes on a cluster.
 
@@ -696,7 +651,6 @@ def training_step(
     ...               global_batch=128, sequence=8192).step_s                                  # doctest: +SKIP
     9.1
     """
-    options = locals().copy()
-    predictor, config, device = asked_of(options)
-    plan = TrainingPlan.of(config, device, load_training_engine(options.pop("engine")), options)
+    predictor, model, spec = resolved(predictor, config, device)
+    plan = TrainingPlan.of(model, spec, load_training_engine(engine), {**options, "network": network})
     return plan.result(predictor.model_id, predictor.predict_queries(plan.queries))

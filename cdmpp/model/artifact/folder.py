@@ -48,10 +48,7 @@ def library_versions() -> dict[str, str]:
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write a model folder beside its target, then rename it over an older one. A symbolic link is followed.
 
-    Raises
-    ------
-    ArtifactError
-        The folder cannot be written, or a file has its name.
+    Raises ArtifactError where the folder cannot be written, or a file has its name.
     """
     folder = Path(os.path.realpath(folder))
     if folder.exists() and not folder.is_dir():
@@ -82,17 +79,8 @@ def swap_folder(folder: Path, aside: Path) -> None:
 def replace_files(folder: Path, manifest: Mapping[str, Any], files: Mapping[str, bytes | Path]) -> dict[str, Any]:
     """Change the manifest and some files of a trained model's folder, which is written aside and renamed.
 
-    Parameters
-    ----------
-    manifest : mapping
-        The new manifest; the checksums of the files and the model's identity are computed here.
-    files : mapping
-        Content by name; a path is the folder to copy.
-
-    Returns
-    -------
-    dict
-        The manifest as written.
+    ``manifest``: the new one; the checksums of the files and the model's identity are computed here. ``files``: content
+    by name; a path is the folder to copy. Returns the manifest as written.
     """
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items() if isinstance(content, bytes)}
     manifest = {**manifest, "sha256": manifest["sha256"] | sums}
@@ -119,13 +107,7 @@ def cannot_write(folder: Path, error: OSError) -> ArtifactError:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Manifest of a model folder, its format version checked.
-
-    Raises
-    ------
-    ArtifactError
-        The manifest is missing, is not JSON, or has another format version.
-    """
+    """Manifest of a model folder; ArtifactError where it is missing, is not JSON, or has another format version."""
     try:
         manifest = parse_json(read_bytes(path / MANIFEST, MAX_REQUEST_BYTES))
     except OSError as error:
@@ -237,13 +219,7 @@ class AdapterManifest(_Fields):
 
 
 def check_fields(path: Path, manifest: Mapping[str, Any], kind: type[BaseModel]) -> None:
-    """Check the types of the fields.
-
-    Raises
-    ------
-    ArtifactError
-        The message names each missing or invalid field.
-    """
+    """Check the types of the fields; the ArtifactError names each missing or invalid field."""
     try:
         kind.model_validate(manifest)
     except ValidationError as error:
@@ -260,13 +236,7 @@ def sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_seal(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Check the checksum of the manifest, if it has one.
-
-    Raises
-    ------
-    ArtifactError
-        The manifest was changed after it was written.
-    """
+    """Raise ArtifactError if the manifest has a checksum and was changed after it was written."""
     if SEAL in manifest and sealed(manifest)[SEAL] != manifest[SEAL]:
         raise ArtifactError(
             f"{path / MANIFEST} does not match its checksum: it was changed after it was written",
@@ -275,13 +245,7 @@ def check_seal(path: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def check_identity(path: Path, manifest: Mapping[str, Any], identity: str) -> None:
-    """Check that a manifest with a checksum names the model by the identity of its content.
-
-    Raises
-    ------
-    ArtifactError
-        It names another model.
-    """
+    """Raise ArtifactError if a manifest with a checksum names another model than the identity of its content."""
     if SEAL in manifest and manifest.get("model_id") != identity:
         raise ArtifactError(
             f"{path} names itself {str(manifest.get('model_id'))[:200]!r}, its content is {identity!r}",

@@ -64,10 +64,7 @@ def adapted(base: Artifact, adapter: Adapter) -> Artifact:
 def save_adapted(folder: str | os.PathLike[str], artifact: Artifact) -> dict[str, Any]:
     """Write an adapted model's folder, replacing an older one; returns its manifest.
 
-    Raises
-    ------
-    ArtifactError
-        The model has no adapter, or its base no folder; the folder cannot be written.
+    Raises ArtifactError where the model has no adapter, its base no folder, or the folder cannot be written.
     """
     path, adapter = Path(folder), artifact.adapter
     if adapter is None:
@@ -104,10 +101,7 @@ def save_adapted(folder: str | os.PathLike[str], artifact: Artifact) -> dict[str
 def load_adapted(path: Path, manifest: dict[str, Any]) -> Artifact:
     """Load an adapted model, whose manifest was read, with its base.
 
-    Raises
-    ------
-    ArtifactError
-        The base is missing or has another checksum; a file is missing or damaged.
+    Raises ArtifactError where the base is missing or has another checksum, or a file is missing or damaged.
     """
     try:
         payload = read_bytes(path / ADAPTER, MAX_MODEL_BYTES)
@@ -120,29 +114,15 @@ def load_adapted(path: Path, manifest: dict[str, Any]) -> Artifact:
 
 
 def load_base(path: Path, manifest: dict[str, Any]) -> Artifact:
-    """The base model that the manifest of an adapted model names.
-
-    Raises
-    ------
-    ArtifactError
-        It is missing or another one.
-    """
+    """The base model that the manifest of an adapted model names; ArtifactError where it is missing or another one."""
     folder, base_manifest = _base(path, manifest)
     return load_trained(folder, base_manifest)
 
 
 def on_base(base: Artifact, payload: bytes, manifest: dict[str, Any], path: Path) -> Artifact:
-    """An adapted model from the content of its two files, on a base that is loaded already.
+    """An adapted model from the content of its two files (``path`` in messages), on a base that is loaded already.
 
-    Parameters
-    ----------
-    path : Path
-        Where the files are, for error messages.
-
-    Raises
-    ------
-    ArtifactError
-        It is an adapter of another base, or was written by another version.
+    Raises ArtifactError for an adapter of another base, or one that another version wrote.
     """
     if manifest["numeric"] != list(NUMERIC):
         raise ArtifactError(f"{path} was adapted with other features", hint="adapt again with this version of cdmpp")
@@ -176,10 +156,8 @@ def without_adapter(artifact: Artifact) -> Artifact:
 def check_target(path: Path, artifact: Artifact) -> Path:
     """Folder of the base, if an adapted model may be written to ``path``.
 
-    Raises
-    ------
-    ArtifactError
-        ``path`` holds something other than an adapted model, the base has no folder, or they are equal.
+    Raises ArtifactError where ``path`` holds something other than an adapted model, the base has no folder, or they are
+    equal.
     """
     if artifact.folder is None:
         raise ArtifactError(
@@ -275,18 +253,10 @@ def corrected(
     weight: float,
     report: dict[str, Any],
 ) -> Artifact:
-    """A base model with its collectives corrected, in memory.
+    """A base model with its collectives corrected by k measurements, in memory.
 
-    Parameters
-    ----------
-    contexts, bytes_, seconds : k measurements
-    weight : float
-        Share of the correction that is applied.
-
-    Raises
-    ------
-    ArtifactError
-        There is no model of collectives.
+    ``weight``: share of the correction that is applied. Raises ArtifactError where the base has no model of
+    collectives.
     """
     model = collectives_of(base)
     if model is None:
@@ -306,10 +276,7 @@ def corrected(
 def save_corrected(folder: Path, artifact: Artifact) -> dict[str, Any]:
     """Write the folder of a model with corrected collectives; returns its manifest.
 
-    Raises
-    ------
-    ArtifactError
-        The base has no folder; the folder cannot be written, or holds something else.
+    Raises ArtifactError where the base has no folder, or the folder cannot be written or holds something else.
     """
     where = check_target(folder, artifact)
     manifest = sealed(
@@ -331,10 +298,7 @@ def save_corrected(folder: Path, artifact: Artifact) -> dict[str, Any]:
 def load_corrected(path: Path, manifest: dict[str, Any]) -> Artifact:
     """Load a model with corrected collectives, whose manifest was read, with its base.
 
-    Raises
-    ------
-    ArtifactError
-        The base is missing or another one; the manifest is damaged.
+    Raises ArtifactError where the base is missing or another one, or the manifest is damaged.
     """
     content = manifest[KIND]
     width = STORED_FIELDS
@@ -351,11 +315,8 @@ def load_corrected(path: Path, manifest: dict[str, Any]) -> Artifact:
 def load_artifact(folder: str | os.PathLike[str]) -> Artifact:
     """Load a model folder: a trained model, or an adapted model with its base.
 
-    Raises
-    ------
-    ArtifactError
-        A file is missing or damaged, the format or a feature schema differs, the network has an option that
-        this version does not have, or the base of an adapted model is missing.
+    Raises ArtifactError where a file is missing or damaged, the format or a feature schema differs, the network has an
+    option that this version does not have, or the base of an adapted model is missing.
     """
     path = Path(folder)
     try:

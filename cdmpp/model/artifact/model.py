@@ -23,43 +23,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A loaded model.
+    """A loaded model."""
 
-    Attributes
-    ----------
-    weights : Weights
-        Arrays of the network; :mod:`cdmpp.model.inference.engine` computes with them.
-    devices : tuple of str
-        Names of the training devices; device i has embedding i + 1. "" where a device was held out.
-        :attr:`trained_devices` gives their specifications.
-    domain : Domain
-        Programs and contexts of the training set, for the domain score.
-    calibration : dict
-        Factor on the width of an interval, by domain label.
-    manifest : dict
-        Content of ``manifest.json``.
-    adapter : Adapter, optional
-        Correction fitted to measurements of one device.
-    folder : Path, optional
-        Folder of the model; for an adapted model, folder of its base.
-    collectives : CollectiveModel, optional
-        The model of collectives in the folder. It is no part of the model's identity.
-    scheduled : Artifact, optional
-        Trained model in the folder that predicts the programs of backend ``tvm`` in place of this one.
-    boosters : Boosters, optional
-        Trees that correct the network for queries of the training rows' contexts.
-    """
-
-    weights: Weights
+    weights: Weights  # arrays of the network; :mod:`cdmpp.model.inference.engine` computes with them
+    # Names of the training devices; device i has embedding i + 1. "" where a device was held out.
+    # :attr:`trained_devices` gives their specifications.
     devices: tuple[str, ...]
-    domain: Domain
-    calibration: dict[str, float]
-    manifest: dict[str, Any]
-    adapter: Adapter | None = None
-    folder: Path | None = None
+    domain: Domain  # programs and contexts of the training set, for the domain score
+    calibration: dict[str, float]  # factor on the width of an interval, by domain label
+    manifest: dict[str, Any]  # content of ``manifest.json``
+    adapter: Adapter | None = None  # correction fitted to measurements of one device
+    folder: Path | None = None  # folder of the model; for an adapted model, folder of its base
+    # the model of collectives in the folder; it is no part of the model's identity
     collectives: CollectiveModel | None = None
+    # trained model in the folder that predicts the programs of backend ``tvm`` in place of this one
     scheduled: Artifact | None = None
-    boosters: Boosters | None = None
+    boosters: Boosters | None = None  # trees that correct the network for queries of the training rows' contexts
 
     @property
     def _parts(self) -> tuple[Artifact, ...]:
@@ -98,13 +77,7 @@ class Artifact:
 
     @property
     def network(self) -> LatencyNetwork:
-        """The network in torch, in evaluation mode, for training and inspection.
-
-        Raises
-        ------
-        MissingDependencyError
-            torch is not installed. Predictions do not need it.
-        """
+        """The network in torch, in evaluation mode, for training and inspection. Predictions do not need it."""
         return self.weights.network
 
     @cached_property
@@ -122,13 +95,7 @@ class Artifact:
         return specs
 
     def device(self, name: str) -> DeviceSpec:
-        """Specification of a known device or a training device by its name; a short name is its commonest board.
-
-        Raises
-        ------
-        UnknownDeviceError
-            No known device and no training device has this name.
-        """
+        """Specification of a known device or a training device by its name; a short name is its commonest board."""
         return lookup_board(name, self.device_specs)
 
     @cached_property

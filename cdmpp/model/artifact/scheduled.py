@@ -27,27 +27,12 @@ from cdmpp.utils.files import read_json
 
 
 def attach_scheduled(folder: Path, trained: Path) -> str:
-    """Copy a trained model into a model folder, which then predicts programs of backend ``tvm`` with it.
+    """Copy a trained model that reads the schedule's columns into the folder of another; returns its new identity.
 
-    The folder is written aside and renamed. The model of a former call is replaced. The folder's error table gets the
-    entries of the model's sources and of TIR; ``overall`` stays that of the folder's own test rows.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder of a trained model.
-    trained : Path
-        Folder of a model that reads the schedule's columns.
-
-    Returns
-    -------
-    str
-        Identity of the changed model.
-
-    Raises
-    ------
-    ArtifactError
-        One of the folders is no trained model, or cannot be written.
+    That folder then predicts programs of backend ``tvm`` with it. The folder is written aside and renamed. The model of
+    a former call is replaced. The folder's error table gets the entries of the model's sources and of TIR; ``overall``
+    stays that of the folder's own test rows. Raises ArtifactError where one of the folders is no trained model, or
+    cannot be written.
     """
     inner = load_artifact(trained)
     if inner.adapter is not None or inner.scheduled is not None or not inner.config.schedule:

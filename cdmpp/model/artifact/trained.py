@@ -130,14 +130,7 @@ def _network_config(path: Path, manifest: dict[str, Any]) -> NetworkConfig:
 
 
 def load_trained(path: Path, manifest: dict[str, Any]) -> Artifact:
-    """Load a trained model whose manifest was read.
-
-    Raises
-    ------
-    ArtifactError
-        A file is missing or damaged, a feature schema differs, or the network has an option that this version
-        does not have.
-    """
+    """Load a trained model whose manifest was read; errors as of :func:`cdmpp.model.artifact.load.load_artifact`."""
     try:
         payload = read_bytes(path / TENSORS, MAX_MODEL_BYTES)
     except OSError as error:

@@ -74,16 +74,8 @@ def context_of(
 ) -> CollectiveContext:
     """Context of one query.
 
-    Parameters
-    ----------
-    spec : Collective
-    device : DeviceSpec
-    protocol : str
-        Mode of a specification that states none.
-    known_as : str
-        Name under which the model has measurements of the device, or "".
-    framework : str
-        Library of a specification that states none, if it is one.
+    ``protocol``, ``framework``: mode, and library if it is one, of a specification that states none. ``known_as``: name
+    under which the model has measurements of the device, or "".
     """
     fields = spec.model_dump()
     if spec.library is None and framework in LIBRARIES:
@@ -133,31 +125,19 @@ def context_of_fields(fields: Mapping[str, Any], device: DeviceSpec, protocol: s
 
 @dataclass(frozen=True)
 class Reasons:
-    """What of a query training did not have; empty fields say nothing.
+    """What of a query training did not have; empty fields say nothing."""
 
-    Attributes
-    ----------
-    device, link : (name, bytes per second)
-        No measurements of the device, or of it with this link: the link's specification decides.
-    stack : (library, mode)
-        No measurements of this library in this mode, or for ``operator`` on this device.
-    ranks : (ranks, most measured, where these were measured)
-    kind : str
-        No measurements of this kind of link.
-    libraries : tuple of str
-        Libraries that a query without one may mean.
-    size : bool
-        The message is smaller or larger than the measured ones.
-    """
-
+    # Name, and bytes per second of the link: no measurements of the device, or of it with this link, so that the
+    # link's specification decides.
     device: tuple[str, float] | None = None
     link: tuple[str, float] | None = None
+    # library and mode: no measurements of it in this mode, or for ``operator`` on this device
     stack: tuple[str, str] | None = None
     operator: str = ""
-    ranks: tuple[int, int, str] | None = None
-    kind: str = ""
-    libraries: tuple[str, ...] = ()
-    size: bool = False
+    ranks: tuple[int, int, str] | None = None  # ranks, most measured ones, and where these were measured
+    kind: str = ""  # no measurements of this kind of link
+    libraries: tuple[str, ...] = ()  # libraries that a query without one may mean
+    size: bool = False  # the message is smaller or larger than the measured ones
 
     @property
     def any(self) -> bool:
@@ -192,21 +172,12 @@ def describe(reasons: Reasons) -> str:
 
 @dataclass(frozen=True)
 class CollectiveRows:
-    """Collectives of a table.
+    """Collectives of a table."""
 
-    Attributes
-    ----------
-    index : (n,) int
-        Rows of the table.
-    contexts : list of CollectiveContext
-    context : (n,) int
-    bytes : (n,) float
-    """
-
-    index: Array
+    index: Array  # (n,) int: rows of the table
     contexts: list[CollectiveContext]
-    context: Array
-    bytes: Array
+    context: Array  # (n,) int: index into ``contexts``
+    bytes: Array  # (n,) float
 
 
 def collective_rows(
@@ -215,16 +186,10 @@ def collective_rows(
     known_as: Callable[[DeviceSpec], str],
     specs: dict[str, DeviceSpec] | None = None,
 ) -> CollectiveRows:
-    """The collectives among some rows of a table; rows of unknown devices must not be among them.
+    """The collectives among some rows of a table, all of which are collectives of known devices.
 
-    Parameters
-    ----------
-    rows : (n,) int
-        Rows, all of them collectives.
-    known_as : callable
-        :meth:`cdmpp.model.collectives.model.CollectiveModel.known_as`.
-    specs : dict, optional
-        Specifications by device name that replace the table's.
+    ``known_as``: :meth:`cdmpp.model.collectives.model.CollectiveModel.known_as`. ``specs``: specifications by device
+    name that replace the table's.
     """
     names = table.device.names
     devices = {

@@ -23,13 +23,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def as_collective(program: Collective | Mapping[str, Any] | str) -> Collective:
-    """A collective from its specification, fields or text.
-
-    Raises
-    ------
-    InvalidProgramError, UnsupportedOperatorError
-        It is no collective, or not a valid one.
-    """
+    """A collective from its specification, fields or text."""
     if isinstance(program, str):
         spec: Any = parse_operator(program)
     else:
@@ -46,21 +40,10 @@ def fit_collectives(
     *,
     protocol: str = "eager",
 ) -> CollectiveModel:
-    """The model corrected by measurements of one machine.
+    """The model corrected by measurements (collective, seconds) of one machine.
 
-    Parameters
-    ----------
-    base : CollectiveModel
-        The shipped model: ``LatencyPredictor.load().collectives``.
-    rows : sequence of (collective, seconds)
-    device : DeviceSpec
-    protocol : str
-        Mode of collectives that state none.
-
-    Raises
-    ------
-    DataError
-        There are no rows, or a latency is not a positive number.
+    ``base``: the shipped model, ``LatencyPredictor.load().collectives``. ``protocol``: mode of collectives that state
+    none. Raises DataError where there are no rows, or a latency is not a positive number.
     """
     if not rows:
         raise DataError("there are no measurements of collectives", hint="pass (collective, seconds) pairs")
@@ -98,15 +81,8 @@ def informative_rows(
 
     One row after the other is chosen: the one whose measurement leaves the smallest sum of variances over the
     candidates, under the covariance with which :class:`cdmpp.model.collectives.residual.Correction` is fitted.
-
-    Parameters
-    ----------
-    model : CollectiveModel
-    contexts : sequence of CollectiveContext
-    context, bytes_ : (n,)
-        Index into ``contexts`` and bytes of the rows to choose from; ``k`` is at most n.
-    seed : int
-        Of the draw of candidates.
+    ``context``, ``bytes_``: (n,), index into ``contexts`` and bytes of the rows to choose from; ``k`` is at most n.
+    ``seed``: of the draw of candidates.
     """
     rng = np.random.default_rng(seed)
     rows = np.arange(len(context))

@@ -24,35 +24,16 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class Points:
-    """Measured points: one row for each context and small range of sizes.
+    """Measured points: one row for each context and small range of sizes."""
 
-    Attributes
-    ----------
-    context : (n,) int
-        Index of the context.
-    codes : (components, n) int
-        Number of each point's key in each component.
-    axes : dict of (n,) float
-        ``relative`` and ``bytes``.
-    ranks : (n,) float
-        log2 of the ranks.
-    base : (n,) float
-        log of the baseline's seconds.
-    log_s : (n,) float
-        log of the measured seconds, the median of ``count`` rows.
-    count : (n,) int
-    noisy : (n,) bool
-        Timed otherwise than as the kernel.
-    """
-
-    context: Array
-    codes: Array
-    axes: dict[str, Array]
-    ranks: Array
-    base: Array
-    log_s: Array
-    count: Array
-    noisy: Array
+    context: Array  # (n,) int: index of the context
+    codes: Array  # (components, n) int: number of each point's key in each component
+    axes: dict[str, Array]  # (n,) float each: ``relative`` and ``bytes``
+    ranks: Array  # (n,) float: log2 of the ranks
+    base: Array  # (n,) float: log of the baseline's seconds
+    log_s: Array  # (n,) float: log of the measured seconds, the median of ``count`` rows
+    count: Array  # (n,) int
+    noisy: Array  # (n,) bool: timed otherwise than as the kernel
 
     def __len__(self) -> int:
         return len(self.context)
@@ -258,13 +239,8 @@ def fit_settings(points: Points, seed: int = 0) -> ProcessSettings:
 class ResidualFit:
     """The fitted process of some measured rows, and models of all of its devices or of all but some.
 
-    Parameters
-    ----------
-    measured : MeasuredCollectives
-        Training rows; other contexts of the list have no rows.
-    settings : ProcessSettings, optional
-        Hyperparameters to use; default: fitted.
-    seed : int
+    ``measured``: training rows; other contexts of the list have no rows. ``settings``: hyperparameters; default:
+    fitted.
     """
 
     def __init__(self, measured: MeasuredCollectives, settings: ProcessSettings | None = None, seed: int = 0) -> None:
@@ -287,13 +263,8 @@ class ResidualFit:
     def model(self, devices: Devices, without: Collection[str] = ()) -> CollectiveModel:
         """The model of all measured rows but those of the devices ``without``.
 
-        The baseline's eleven parameters and the hyperparameters are those of all rows.
-
-        Parameters
-        ----------
-        devices : mapping
-            Names of the devices by data sheet (:func:`cdmpp.model.collectives.store.device_sheets`).
-        without : collection of str
+        The baseline's eleven parameters and the hyperparameters are those of all rows. ``devices``: names of the
+        devices by data sheet (:func:`cdmpp.model.collectives.store.device_sheets`).
         """
         contexts, points = self.measured.contexts, self.points
         out = np.array([c.device in without for c in contexts])

@@ -49,27 +49,14 @@ def sheet_of(device: DeviceSpec) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class CollectiveCurve:
-    """Predictions of one context over :data:`KNOTS`.
+    """Predictions of one context over :data:`KNOTS`."""
 
-    Attributes
-    ----------
-    log_s : (knots,)
-        log of the seconds; does not fall.
-    spread : float
-        Standard deviation of log(measured / predicted), before calibration.
-    between : (knots,)
-        Standard deviation between the libraries that a query without one may mean; 0 with a library.
-    coverage : float
-        Distance of the context from the training contexts (:data:`cdmpp.model.domain.score.THRESHOLDS`).
-    sizes : (low, high)
-        log2 of the measured sizes, of this context or of those that it follows.
-    reasons : Reasons
-    """
-
-    log_s: Array
-    spread: float
+    log_s: Array  # (knots,): log of the seconds; does not fall
+    spread: float  # standard deviation of log(measured / predicted), before calibration
+    # (knots,): standard deviation between the libraries that a query without one may mean; 0 with a library
     between: Array
-    coverage: float
+    coverage: float  # Distance of the context from the training contexts (:data:`cdmpp.model.domain.score.THRESHOLDS`).
+    # log2 of the smallest and largest measured size, of this context or of those that it follows
     sizes: tuple[float, float]
     reasons: Reasons
 
@@ -85,38 +72,17 @@ class KnownContext:
 
 @dataclass(eq=False)
 class CollectiveModel:
-    """Predicts collectives. Safe to share between threads; ``dataclasses.replace`` gives a changed model.
-
-    Attributes
-    ----------
-    baseline : LinkBaseline
-    functions : sequence of dict
-        For each component, the functions by key: (ranks, grid) arrays.
-    variance : (components,)
-        Prior variance of each component, the uncertainty of a query that goes without it.
-    length : (components,)
-        Length scale of each component.
-    known : dict of CollectiveContext to KnownContext
-        Training contexts.
-    devices : dict
-        Data sheet (:func:`sheet_of`) to the names under which the model has measurements.
-    calibration : dict
-        Factor on the width of intervals, by domain label.
-    metrics : dict
-        Errors on held-out rows, for reports.
-    corrections : tuple of Correction
-        Corrections by measurements (``cdmpp adapt``).
-    """
+    """Predicts collectives. Safe to share between threads; ``dataclasses.replace`` gives a changed model."""
 
     baseline: LinkBaseline
-    functions: Sequence[Mapping[Key, Array]]
-    variance: Array
-    length: Array
-    known: Mapping[CollectiveContext, KnownContext]
-    devices: Devices
-    calibration: Mapping[str, float]
-    metrics: Mapping[str, Any] = field(default_factory=dict)
-    corrections: tuple[Correction, ...] = ()
+    functions: Sequence[Mapping[Key, Array]]  # for each component, the functions by key: (ranks, grid) arrays
+    variance: Array  # (components,): prior variance, the uncertainty of a query that goes without the component
+    length: Array  # (components,): length scale
+    known: Mapping[CollectiveContext, KnownContext]  # training contexts
+    devices: Devices  # data sheet (:func:`sheet_of`) to the names under which the model has measurements
+    calibration: Mapping[str, float]  # factor on the width of intervals, by domain label
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # errors on held-out rows, for reports
+    corrections: tuple[Correction, ...] = ()  # corrections by measurements (``cdmpp adapt``)
 
     def __post_init__(self) -> None:
         self._curves: Lru[CollectiveCurve] = Lru(4096 * _CURVE_BYTES)

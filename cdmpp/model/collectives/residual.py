@@ -54,14 +54,9 @@ def roofline_seconds(context: CollectiveContext, bytes_: Array) -> Array:
 
 
 class LinkBaseline:
-    """Fitted parameters of the formula.
+    """Fitted parameters of the formula, logarithms.
 
-    Parameters
-    ----------
-    kinds : (len(KINDS), 3)
-        Logarithms, columns :data:`COLUMNS`.
-    shared : (2,)
-        Logarithms, :data:`SHARED`.
+    ``kinds``: (len(KINDS), 3), columns :data:`COLUMNS`. ``shared``: (2,), :data:`SHARED`.
     """
 
     def __init__(self, kinds: Array, shared: Array) -> None:
@@ -94,27 +89,15 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Component:
-    """One set of functions.
-
-    Attributes
-    ----------
-    name : str
-    key : callable
-        Contexts with equal keys share a function.
-    axis : {"relative", "bytes"}
-        ``relative``: log2 of transfer time over latency, on which links of any speed bend at one place.
-        ``bytes``: log2 of the bytes.
-    over_ranks : bool
-        The function also varies smoothly with log2 of the ranks.
-    place : bool
-        The key holds the device, so a new device or link has no function.
-    """
+    """One set of functions."""
 
     name: str
-    key: Callable[[CollectiveContext], Key]
+    key: Callable[[CollectiveContext], Key]  # contexts with equal keys share a function
+    # ``relative``: log2 of transfer time over latency, on which links of any speed bend at one place. ``bytes``: log2
+    # of the bytes.
     axis: Literal["relative", "bytes"]
-    over_ranks: bool = True
-    place: bool = False
+    over_ranks: bool = True  # the function also varies smoothly with log2 of the ranks
+    place: bool = False  # the key holds the device, so a new device or link has no function
 
 
 def _exact(c: CollectiveContext) -> Key:
@@ -161,17 +144,10 @@ class LogSeconds(Protocol):
 
 
 class LearnedResidual(Protocol):
-    """The model that is corrected: its learned components, and its prediction.
+    """The model that is corrected: its learned components, and its prediction."""
 
-    Attributes
-    ----------
-    functions : sequence of mappings
-        Contexts with measurements, by component.
-    variance, length : float64 arrays
-        One of each component.
-    """
-
-    functions: Sequence[Mapping[Key, Array]]
+    functions: Sequence[Mapping[Key, Array]]  # contexts with measurements, by component
+    # float64, one of each component
     variance: Array
     length: Array
 
@@ -181,21 +157,11 @@ class LearnedResidual(Protocol):
 
 @dataclass(frozen=True)
 class UnknownPart:
-    """A part by which a new device may differ, beyond the components.
+    """A part by which a new device may differ, beyond the components."""
 
-    Attributes
-    ----------
-    deviation : float
-        Standard deviation.
-    length : float
-        Length scale over log2 bytes.
-    key : callable
-        Contexts with equal keys share it.
-    """
-
-    deviation: float
-    length: float
-    key: Callable[[CollectiveContext], Key]
+    deviation: float  # standard deviation
+    length: float  # length scale over log2 bytes
+    key: Callable[[CollectiveContext], Key]  # contexts with equal keys share it
 
 
 #: Chosen on devices left out: common to all of a device, to one place, and to one operator of a stack there.
@@ -208,26 +174,13 @@ UNKNOWN = (
 
 @dataclass(frozen=True)
 class Correction:
-    """Measurements of one device and their weights.
+    """Measurements of one device and their weights."""
 
-    Attributes
-    ----------
-    contexts : tuple of CollectiveContext
-        Of the k measurements.
-    size : (k,)
-        log2 of the bytes.
-    log_s : (k,)
-        log of the measured seconds.
-    weights : (k,)
-    inverse : (k, k)
-        Inverse covariance of the measurements.
-    """
-
-    contexts: tuple[CollectiveContext, ...]
-    size: Array
-    log_s: Array
-    weights: Array
-    inverse: Array
+    contexts: tuple[CollectiveContext, ...]  # of the k measurements
+    size: Array  # (k,): log2 of the bytes
+    log_s: Array  # (k,): log of the measured seconds
+    weights: Array  # (k,)
+    inverse: Array  # (k, k): inverse covariance of the measurements
 
     @classmethod
     def fit(

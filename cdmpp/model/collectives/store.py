@@ -49,13 +49,7 @@ def model_files(model: CollectiveModel) -> dict[str, bytes]:
 
 
 def read_model(folder: Path) -> CollectiveModel | None:
-    """The model of a folder; None where the folder has none.
-
-    Raises
-    ------
-    ArtifactError
-        One of the files is missing or damaged, or of another format.
-    """
+    """The model of a folder; None where the folder has none, and ArtifactError for damaged files."""
     try:
         payload, text = (_content(folder / name) for name in (TENSORS, HEADER))
     except OSError as error:

@@ -42,19 +42,10 @@ def scale_quantiles(log_quantiles: Array, factor: Array) -> Array:
 
 
 def read_quantiles(log_quantiles: Array, factor: Array, levels: Sequence[float]) -> Array:
-    """Log quantiles at any levels between the first and last of LEVELS.
+    """Log quantiles, (n, len(levels)), at any levels between the first and last of LEVELS.
 
-    Parameters
-    ----------
-    log_quantiles : (n, len(LEVELS))
-    factor : (n,)
-        Scaling of the distance from the median.
-    levels : sequence of float
-        Requested levels; interpolated on the normal scale.
-
-    Returns
-    -------
-    (n, len(levels))
+    They are interpolated on the normal scale. ``log_quantiles``: (n, len(LEVELS)). ``factor``: (n,), scaling of the
+    distance from the median.
     """
     scaled = scale_quantiles(log_quantiles, factor)
     normal = NormalDist().inv_cdf
@@ -75,19 +66,10 @@ def interval_levels(levels: Sequence[float]) -> Sequence[float]:
 def read_interval(
     log_quantiles: Array, factor: Array, levels: Sequence[float], point_s: Array
 ) -> tuple[Array, Array, Array]:
-    """Bounds of the interval and the quantiles, in seconds.
+    """Bounds of the interval, (n,) each, and the quantiles, (n, len(levels)), in seconds.
 
-    Parameters
-    ----------
-    log_quantiles, factor, levels
-        As in :func:`read_quantiles`.
-    point_s : (n,)
-        Predicted seconds. The point minimises the relative error and is slightly below the median.
-
-    Returns
-    -------
-    lower_s, upper_s : (n,)
-    quantiles_s : (n, len(levels))
+    ``point_s``: (n,), predicted seconds. The point minimises the relative error and is slightly below the median. Other
+    arguments are those of :func:`read_quantiles`.
     """
     quantiles_s = np.exp(read_quantiles(log_quantiles, factor, levels))
     outer = interval_levels(levels)

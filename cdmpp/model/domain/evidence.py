@@ -66,11 +66,7 @@ class QueryKind(NamedTuple):
 def kinds_of(batch: QueryBatch, names: Sequence[str]) -> tuple[list[tuple[QueryKind, str]], Array]:
     """Distinct kinds of the queries with their frameworks, and each row's index among them.
 
-    Parameters
-    ----------
-    batch : QueryBatch
-    names : sequence of str
-        The devices' names in the evidence, "" where training did not have them.
+    ``names``: the devices' names in the evidence, "" where training did not have them.
     """
     rows = batch.rows
     module = batch.store.summary[rows.program, _MODULE] > 0
@@ -89,14 +85,8 @@ def contexts_of(
 ) -> tuple[list[Context], Array]:
     """Distinct contexts of queries, and each row's index among them.
 
-    Parameters
-    ----------
-    rows : QueryRows
-    kind : (programs,) int
-        Index into ``kinds`` for each program key.
-    kinds : sequence of (operator, dtype)
-    names : sequence of str
-        The devices' names, "" where training did not have them.
+    ``kind``: (programs,) int, index into ``kinds`` (operator, dtype) for each program key. ``names``: the devices'
+    names, "" where training did not have them.
     """
     columns = [rows.device, kind[rows.program], rows.protocol, rows.backend, rows.framework]
     first, inverse = distinct_rows(columns)
@@ -111,14 +101,8 @@ def contexts_of(
 class Evidence:
     """Contexts of the training rows, and of the records that a model was adapted with.
 
-    Parameters
-    ----------
-    contexts : iterable of str
-        :attr:`cdmpp.model.domain.score.Domain.contexts`.
-    adapted : iterable of Context
-        Contexts of the adapter's records; they count on that device only.
-    host_bound : collection of str
-        :attr:`cdmpp.model.domain.score.Domain.host_bound`.
+    ``contexts``, ``host_bound``: fields of :class:`cdmpp.model.domain.score.Domain`. ``adapted``: contexts of the
+    adapter's records; they count on that device only.
     """
 
     def __init__(
@@ -226,13 +210,8 @@ class Evidence:
     ) -> Array:
         """Whether training had such queries of several frameworks, on the device if it had the device; (n,) bool.
 
-        Parameters
-        ----------
-        names : sequence of str
-            Devices, "" for one that training did not have.
-        kinds : sequence of (operator, dtype)
-        columns : four (n,) int
-            Indices into ``names``, ``kinds``, PROTOCOLS and BACKENDS.
+        ``names``: devices, "" for one that training did not have. ``kinds``: (operator, dtype). ``columns``: four (n,)
+        int, indices into ``names``, ``kinds``, PROTOCOLS and BACKENDS.
         """
         first, inverse = distinct_rows(columns)
         several = []
@@ -242,18 +221,12 @@ class Evidence:
         return np.array(several, dtype=np.bool_)[inverse]
 
     def measured_engine(self, kind: QueryKind, framework: str) -> str:
-        """The framework whose kernels answer a query that names a serving engine, or none.
+        """The framework whose kernels answer a query that names a serving engine ("": none), or none.
 
-        An engine without training rows of the operator and type is answered as the engine that has them, on this
-        device if there is one, else as another framework that runs the operator as one kernel: the network's input for
-        the engine was then learned from other operators. A query without a framework is answered so only for what
-        eager PyTorch composes, whose rows mean something else.
-
-        Parameters
-        ----------
-        kind : QueryKind
-        framework : str
-            "" where the query names none.
+        An engine without training rows of the operator and type is answered as the engine that has them, on this device
+        if there is one, else as another framework that runs the operator as one kernel: the network's input for the
+        engine was then learned from other operators. A query without a framework is answered so only for what eager
+        PyTorch composes, whose rows mean something else.
         """
         composed = kind.operator in COMPOSED_BY_PYTORCH
         if framework not in SERVING_ENGINES and not (composed and not framework):
@@ -304,8 +277,10 @@ class Evidence:
         devices = self._devices.get((kind.operator, "", kind.backend), {})
         if kind.operator == TIR or not devices:
             return False
-        meant = implementation_of(kind.operator, framework)
-        return not any(kind.device in on and implementation_of(kind.operator, f) == meant for f, on in devices.items())
+        implementation = implementation_of(kind.operator, framework)
+        return not any(
+            kind.device in on and implementation_of(kind.operator, f) == implementation for f, on in devices.items()
+        )
 
     def follows(self, kind: QueryKind) -> bool:
         """Whether the type was never trained for this operator, so that it is derived from the 16-bit prediction.

@@ -30,28 +30,16 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class PeerRule(NamedTuple):
-    """How peers correct one kind of program.
+    """How peers correct one kind of program."""
 
-    Attributes
-    ----------
-    scales : tuple of float
-        Importance of each column of :func:`_likeness_figures` in the distance between devices, per factor of two.
-    same_architecture : float
-        Factor on the weight of peers of the unseen device's architecture.
-    share : float
-        Weight of the peers' mean; the network's own prediction has the rest.
-    own_reach : float
-        Largest log ratio by which the network's own prediction moves the peers' mean.
-    nominal : float
-        Share of the nominal reference, against that with measured rates, in what a peer's latency is relative to.
-        A class of boards keeps its sustained share of the data sheet in part: RTX 3090 and RTX 4090 reach nearly
-        all of their peak, and an unseen board has no measured rates.
-    """
-
+    # Importance of each column of :func:`_likeness_figures` in the distance between devices, per factor of two.
     scales: tuple[float, ...]
-    same_architecture: float
-    share: float
-    own_reach: float
+    same_architecture: float  # factor on the weight of peers of the unseen device's architecture
+    share: float  # weight of the peers' mean; the network's own prediction has the rest
+    own_reach: float  # largest log ratio by which the network's own prediction moves the peers' mean
+    # Share of the nominal reference, against that with measured rates, in what a peer's latency is relative to. A
+    # class of boards keeps its sustained share of the data sheet in part: RTX 3090 and RTX 4090 reach nearly all of
+    # their peak, and an unseen board has no measured rates.
     nominal: float
 
 
@@ -91,12 +79,8 @@ Trained = tuple[int, DeviceSpec]
 class Peers:
     """Peers of an unseen device, by kind of query.
 
-    Parameters
-    ----------
-    devices : sequence of (index, DeviceSpec)
-        Trained devices with their index in the network's embedding.
-    domain : Domain
-        Contexts of the training set: which device was trained on which kind of query.
+    ``devices``: trained devices with their index in the network's embedding. ``domain``: contexts of the training set,
+    i.e. which device was trained on which kind of query.
     """
 
     def __init__(self, devices: Sequence[Trained], domain: Domain) -> None:
@@ -108,8 +92,8 @@ class Peers:
         for context in trained:
             self._trained.setdefault((*context[1:5], ""), set()).add(context.device)
         for context in launched or trained:
-            meant = implementation_of(context.operator, context.framework)
-            self._trained.setdefault((*context[1:5], meant), set()).add(context.device)
+            implementation = implementation_of(context.operator, context.framework)
+            self._trained.setdefault((*context[1:5], implementation), set()).add(context.device)
 
     def of(
         self, kind: str, vendor: str, operator: str, dtype: str, protocol: str, backend: str, implementation: str = ""
@@ -185,17 +169,12 @@ def _likeness_figures(device: DeviceSpec, dtype: str) -> Array:
 def carried_reference(reference: Array, sheets: RowInputs, rows: QueryRows, rule: PeerRule) -> Array:
     """log seconds that a latency is relative to when it is carried from one device to another, (rows,).
 
-    It is a mean of the references with measured and with nominal rates, with two terms for programs of library
-    kernels: a fused pass over memory whose bytes fit into the L2 cache takes less than the memory needs, and attention
-    and experts use less of a memory that is fast for the device's units.
+    It is a mean of the references with measured and with nominal rates, with two terms for programs of library kernels:
+    a fused pass over memory whose bytes fit into the L2 cache takes less than the memory needs, and attention and
+    experts use less of a memory that is fast for the device's units.
 
-    Parameters
-    ----------
-    reference : (rows,)
-        log(reference seconds) with measured rates where known.
-    sheets : RowInputs
-        Of the same devices with the rates of their data sheets, or with measured ones to compare those alone.
-    rows : QueryRows
+    ``reference``: (rows,), log(reference seconds) with measured rates where known. ``sheets``: the same devices with
+    the rates of their data sheets, or with measured ones to compare those alone.
     """
     if not rule.nominal:
         return reference
@@ -212,14 +191,9 @@ def carried_reference(reference: Array, sheets: RowInputs, rows: QueryRows, rule
 def shift(unseen: Array, peers: Array, weight: Array, rule: PeerRule) -> Array:
     """Correction that is added to an unseen device's log latencies, (rows,).
 
-    Parameters
-    ----------
-    unseen : (rows,)
-        Log latency that the network predicts for the device itself, less its :func:`carried_reference`.
-    peers : (rows, peers)
-        The same of each peer, with the peer's reference.
-    weight : (peers,)
-        Their :func:`weights`.
+    ``unseen``: (rows,), log latency that the network predicts for the device itself, less its
+    :func:`carried_reference`. ``peers``: (rows, peers), the same of each peer, with the peer's reference. ``weight``:
+    (peers,), their :func:`weights`.
     """
     # Row by row: the last digits of a matrix product depend on the number of rows.
     by_peers = (peers * weight).sum(axis=1) - unseen
@@ -231,14 +205,9 @@ def carried_shift(
 ) -> tuple[Array, Array]:
     """:func:`shift` of rows, (rows,), and the standard deviation of what their peers say, (rows,).
 
-    Parameters
-    ----------
-    logs, reference : (rows + rows * peers,)
-        Log latency that the network predicts, and log reference seconds: of the device itself, then on the peers.
-    sheets : RowInputs
-        As of :func:`carried_reference`.
-    parts : pair of QueryRows
-        The rows, and :func:`as_peers` of them.
+    ``logs``, ``reference``: (rows + rows * peers,), log latency that the network predicts, and log reference seconds:
+    of the device itself, then on the peers. ``sheets``: as of :func:`carried_reference`. ``parts``: the rows, and
+    :func:`as_peers` of them.
     """
     relative, rows = logs - carried_reference(reference, sheets, concatenate(parts), rule), len(parts[0])
     peers = relative[rows:].reshape(rows, -1)
@@ -251,14 +220,8 @@ def interval_factor(
 ) -> Array:
     """Factor on the intervals of an unseen device's predictions, (rows,).
 
-    Parameters
-    ----------
-    levels : (rows, len(LEVELS))
-        Log quantiles.
-    shifted : pair of (rows,)
-        :func:`carried_shift` of the rows. The first is minus the log distance of the network's own prediction.
-    factor : (rows,)
-        Factor that follows from the coverage of training.
+    ``levels``: (rows, len(LEVELS)), log quantiles. ``shifted``: :func:`carried_shift` of the rows; the first is minus
+    the log distance of the network's own prediction. ``factor``: (rows,), follows from the coverage of training.
     """
     if operator == TIR or device.kind != "gpu":
         return factor
@@ -271,13 +234,6 @@ def interval_factor(
 
 
 def as_peers(rows: QueryRows, peers: Sequence[int] | Array) -> QueryRows:
-    """Each row repeated for every peer, the peers of one row next to each other.
-
-    Parameters
-    ----------
-    rows : QueryRows
-    peers : (peers,) int
-        Rows of the device matrix.
-    """
+    """Each row repeated for every peer (rows of the device matrix), the peers of one row next to each other."""
     repeated = rows.take(np.repeat(np.arange(len(rows)), len(peers)))
     return replace(repeated, device=np.tile(np.asarray(peers, dtype=np.int32), len(rows)))

@@ -85,10 +85,7 @@ class TotalDomain(NamedTuple):
     def of(cls, parts: Iterable[tuple[str, Label, float, str | None]]) -> TotalDomain | None:
         """The domain of a sum of predictions; None without a part. All interfaces use this function.
 
-        Parameters
-        ----------
-        parts : iterable of (name, label, seconds, reason)
-            Parts of one name and label are one part; ``reason`` is the :attr:`Prediction.domain_reason` of a part.
+        ``parts``: name, label, seconds and :attr:`Prediction.domain_reason`; parts of one name and label are one part.
         """
         seconds: dict[Label, float] = dict.fromkeys(LABELS, 0.0)
         named: dict[tuple[str, Label], float] = {}
@@ -101,7 +98,7 @@ class TotalDomain(NamedTuple):
         if not named:
             return None
         whole = sum(seconds.values()) or 1.0
-        shares = {each: part_s / whole for each, part_s in seconds.items()}
+        shares = {label: part_s / whole for label, part_s in seconds.items()}
         total = label_of_total(shares)
         doubtful = [key for key in named if key[1] == "out" or (total != "out" and key[1] == "near")]
         if not doubtful:
@@ -153,40 +150,28 @@ def has_gpu_schedule(summary: Array) -> Array:
 
 @dataclass(frozen=True)
 class Domain:
-    """Centres of the training programs and the contexts that training rows had.
+    """Centres of the training programs and the contexts that training rows had."""
 
-    Attributes
-    ----------
-    centres : float32, (centres, columns)
-    reach : float
-        99th percentile of the distance of training programs to their centre. Where there are few programs, it is that
-        of programs which the centres were not fitted to.
-    contexts : frozenset of str
-        The keys (:meth:`Context.keys`, :meth:`Context.launch_key`) of every training row, and ``device&`` for every
-        device.
-    schedules : float32, (centres, columns + 1)
-        Centres of the training programs with a GPU schedule; none where training had no such program.
-    schedule_reach : float
-        As ``reach``, of these.
-    slow_kernels : mapping of str to float
-        Passes over memory whose rows are slower than :mod:`cdmpp.model.inference.limits` allows, as
-        ``device|operator|framework``, and how many times.
-    fast_kernels : mapping of str to float
-        Operators whose rows are faster than the bound allows (reads from a cache, clocks above the data sheet), and the
-        share of the bound that they reach.
-    host_bound : frozenset of str
-        Engines' operators whose rows are host time, as ``operator|types|framework``, with ``|module`` for a layer with
-        its projections. With ``device|`` in front: on this device, where they contradict a sibling
-        (:mod:`cdmpp.data.contradictions`). They count as not measured.
-    """
-
-    centres: Array
+    centres: Array  # float32, (centres, columns)
+    # 99th percentile of the distance of training programs to their centre. Where there are few programs, it is that of
+    # programs which the centres were not fitted to.
     reach: float
+    # The keys (:meth:`Context.keys`, :meth:`Context.launch_key`) of every training row, and ``device&`` for every
+    # device.
     contexts: frozenset[str]
+    # float32, (centres, columns + 1): centres of the training programs with a GPU schedule; none where training had no
+    # such program.
     schedules: Array = field(default_factory=lambda: np.zeros((0, len(_SCHEDULED)), dtype=np.float32))
-    schedule_reach: float = 1.0
+    schedule_reach: float = 1.0  # as ``reach``, of these
+    # Passes over memory whose rows are slower than :mod:`cdmpp.model.inference.limits` allows, as
+    # ``device|operator|framework``, and how many times.
     slow_kernels: Mapping[str, float] = field(default_factory=dict)
+    # Operators whose rows are faster than the bound allows (reads from a cache, clocks above the data sheet), and the
+    # share of the bound that they reach.
     fast_kernels: Mapping[str, float] = field(default_factory=dict)
+    # Engines' operators whose rows are host time, as ``operator|types|framework``, with ``|module`` for a layer with
+    # its projections. With ``device|`` in front: on this device, where they contradict a sibling
+    # (:mod:`cdmpp.data.contradictions`). They count as not measured.
     host_bound: frozenset[str] = frozenset()
 
     @classmethod
@@ -243,13 +228,7 @@ class Domain:
         return _distance(points, self.centres, self.reach)
 
     def score(self, summary: Array, contexts: Sequence[Context]) -> Array:
-        """Domain score of queries.
-
-        Parameters
-        ----------
-        summary : (n, len(SUMMARY_COLUMNS))
-        contexts : sequence of Context, length n
-        """
+        """Domain score of n queries; ``summary``: (n, len(SUMMARY_COLUMNS))."""
         steps = np.array([self.step(c) for c in contexts]) if len(contexts) else np.zeros(0)
         scores: Array = self.program_distance(summary) + steps
         return scores

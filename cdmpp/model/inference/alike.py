@@ -39,33 +39,17 @@ _PEAKS = ("float32", "float16", "bfloat16", "int8", "float8_e4m3", "float4_e2m1"
 
 @dataclass(frozen=True)
 class Limit:
-    """One further prediction, and how it limits that of the query.
+    """One further prediction, and how it limits that of the query."""
 
-    Attributes
-    ----------
-    device : DeviceSpec or None
-        None: the device of the query.
-    framework : int or None
-        None: the framework of the query.
-    below, above : float
-        The query's log latency is at least the other less ``below``, and at most the other plus ``above``.
-    """
-
-    device: DeviceSpec | None
-    framework: int | None
+    device: DeviceSpec | None  # None: the device of the query
+    framework: int | None  # None: the framework of the query
+    # The query's log latency is at least the other less ``below``, and at most the other plus ``above``.
     below: float
     above: float
 
 
 class Comparison:
-    """Further rows of a batch, and which queries they limit.
-
-    Parameters
-    ----------
-    queries : QueryBatch
-    limits : sequence of (positions, Limit)
-        Positions of the queries that each limit is for.
-    """
+    """Further rows of a batch, and the positions of the queries that each limit is for."""
 
     def __init__(self, queries: QueryBatch, limits: Sequence[tuple[Array, Limit]]) -> None:
         specs, parts = list(queries.specs), list[QueryRows]()
@@ -93,14 +77,7 @@ class Comparison:
 
 
 class Alike:
-    """Finds what limits queries that training did not have.
-
-    Parameters
-    ----------
-    evidence : Evidence
-    devices : sequence of DeviceSpec
-        The devices of the training set.
-    """
+    """Finds what limits queries that training did not have."""
 
     def __init__(self, evidence: Evidence, devices: Sequence[DeviceSpec]) -> None:
         self._evidence, self._devices = evidence, [spec for spec in devices if spec.kind == "gpu"]
@@ -109,11 +86,7 @@ class Alike:
     def of(self, batch: QueryBatch, names: Sequence[str]) -> Comparison | None:
         """Further predictions that limit those of a batch; None if there are none.
 
-        Parameters
-        ----------
-        batch : QueryBatch
-        names : sequence of str
-            The devices' names in the evidence, "" where training did not have them.
+        ``names``: the devices' names in the evidence, "" where training did not have them.
         """
         kinds, row = kinds_of(batch, names)
         limits = []
@@ -171,9 +144,9 @@ def _is_raised(kind: QueryKind) -> bool:
 
 
 @lru_cache(maxsize=65536)
-def is_larger(one: DeviceSpec, other: DeviceSpec) -> bool:
-    """Whether ``one`` is of the architecture of ``other``, and has no figure that is less."""
-    return one.arch == other.arch and all(a >= b for a, b in zip(_figures(one), _figures(other), strict=True))
+def is_larger(device: DeviceSpec, other: DeviceSpec) -> bool:
+    """Whether ``device`` is of the architecture of ``other``, and has no figure that is less."""
+    return device.arch == other.arch and all(a >= b for a, b in zip(_figures(device), _figures(other), strict=True))
 
 
 def nearest(device: DeviceSpec, others: Sequence[DeviceSpec]) -> list[DeviceSpec]:

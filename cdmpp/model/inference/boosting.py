@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from cdmpp.model.boosters import Boosters, Group, Trees, tree_columns, tree_graph
+from cdmpp.model.boosters import BoosterGroup, Boosters, Trees, tree_columns, tree_graph
 from cdmpp.model.domain.score import Context
 from cdmpp.model.inference.engine import session_of
 from cdmpp.model.nn.config import LEVELS
@@ -39,14 +39,10 @@ def _session(trees: Trees) -> InferenceSession:
 def booster_code(boosters: Boosters, contexts: frozenset[str], context: Context) -> int:
     """Ensemble and operator of a query as one number; -1 where training had no row of its context.
 
-    Parameters
-    ----------
-    contexts : frozenset of str
-        :attr:`cdmpp.model.domain.score.Domain.contexts`.
-    context : Context
-        The device is "" where training did not have it.
+    ``contexts``: :attr:`cdmpp.model.domain.score.Domain.contexts`. The device of ``context`` is "" where training did
+    not have it.
     """
-    group = Group.of(context)
+    group = BoosterGroup.of(context)
     index = boosters.index.get(group) if group else None
     if index is None or context.launch_key() not in contexts:
         return -1
@@ -57,14 +53,8 @@ def booster_code(boosters: Boosters, contexts: frozenset[str], context: Context)
 def boost(boosters: Boosters, output: RawPredictions, queries: Array, embedding: Array, code: Array) -> None:
     """Correct the point and the quantiles of an engine's output in place.
 
-    Parameters
-    ----------
-    queries : float32, (n, INPUT_WIDTH)
-        Inputs of the network.
-    embedding : int, (n,)
-        Index of each row's device in the network's embedding.
-    code : int, (n,)
-        :func:`booster_code` of each row.
+    ``queries``: float32, (n, INPUT_WIDTH), inputs of the network. ``embedding``: int, (n,), index of each row's device
+    in the network's embedding. ``code``: int, (n,), :func:`booster_code`.
     """
     for index in np.unique(code[code >= 0] // _OPERATORS).tolist():
         trees, rows = boosters.trees[index], np.flatnonzero(code // _OPERATORS == index)

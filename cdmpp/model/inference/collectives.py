@@ -48,10 +48,7 @@ def _shipped() -> CollectiveModel | None:
 def collectives_of(artifact: Artifact) -> CollectiveModel:
     """The model of collectives of a model folder; the one that ships with the package where the folder has none.
 
-    Raises
-    ------
-    UnsupportedOperatorError
-        Neither has one.
+    Raises UnsupportedOperatorError where neither has one.
     """
     model = artifact.collectives or _shipped()
     if model is None:

@@ -68,24 +68,13 @@ _KERNEL, _GRAPH = PROTOCOLS.index("kernel"), PROTOCOLS.index("graph")
 
 @dataclass(frozen=True)
 class Recipe:
-    """Predictions that a kind of query depends on, as protocols in the order in which they limit each other.
+    """Predictions that a kind of query depends on, as protocols in the order in which they limit each other."""
 
-    Attributes
-    ----------
-    protocol : int
-        The protocol of the query, as an index into PROTOCOLS.
-    protocols : tuple of int
-        Protocols of the program itself; empty if its prediction is derived from its 16-bit form.
-    half_protocols : tuple of int
-        Protocols of its 16-bit form.
-    shrinks : bool
-        Whether the type may not be slower than its 16-bit form.
-    """
-
-    protocol: int
+    protocol: int  # the protocol of the query, as an index into PROTOCOLS
+    # protocols of the program itself; empty if its prediction is derived from its 16-bit form
     protocols: tuple[int, ...]
-    half_protocols: tuple[int, ...]
-    shrinks: bool
+    half_protocols: tuple[int, ...]  # protocols of its 16-bit form
+    shrinks: bool  # whether the type may not be slower than its 16-bit form
 
     @property
     def is_independent(self) -> bool:
@@ -148,7 +137,7 @@ def chain(order: Sequence[int], values: dict[int, Values]) -> dict[int, Values]:
     return final
 
 
-class Coverage(Protocol):
+class DomainParts(Protocol):
     """Parts of the domain score of queries, as in :class:`RawPredictions`, without peers."""
 
     def distance(self, batch: QueryBatch) -> Array:
@@ -164,23 +153,9 @@ class Coverage(Protocol):
 class Consistency:
     """Network rows of a batch whose predictions limit each other.
 
-    Parameters
-    ----------
-    batch : QueryBatch
-        The queries, n rows.
-    recipes : sequence of Recipe
-    recipe : (n,) int
-        Index into ``recipes`` for each row.
-
-    Attributes
-    ----------
-    batch : QueryBatch
-        One row for each query, in order, and the further rows that they need.
-
-    Raises
-    ------
-    InvalidProgramError
-        A query needs its 16-bit form, which the batch lacks.
+    ``recipe``: (n,) int, index into ``recipes`` for each row. Attribute ``batch`` has one row for each query, in order,
+    and the further rows that they need. Raises InvalidProgramError where a query needs its 16-bit form, which the batch
+    lacks.
     """
 
     def __init__(self, batch: QueryBatch, recipes: Sequence[Recipe], recipe: Array) -> None:
@@ -223,7 +198,7 @@ class Consistency:
             )
         return halves
 
-    def apply(self, output: RawPredictions, coverage: Coverage) -> RawPredictions:
+    def apply(self, output: RawPredictions, coverage: DomainParts) -> RawPredictions:
         """Predictions of the queries from the network's output for :attr:`batch`."""
         count = len(self._queries.rows)
         names = ("point", "levels", "distance", "step", "factor")
@@ -289,12 +264,7 @@ def with_protocol(rows: QueryRows, protocol: int) -> QueryRows:
 
 
 class Rules:
-    """Chooses the recipe of each kind of query.
-
-    Parameters
-    ----------
-    evidence : Evidence
-    """
+    """Chooses the recipe of each kind of query."""
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
@@ -303,11 +273,7 @@ class Rules:
     def consistency(self, batch: QueryBatch, names: Sequence[str]) -> Consistency | None:
         """Further predictions that the queries of a batch depend on; None if there are none.
 
-        Parameters
-        ----------
-        batch : QueryBatch
-        names : sequence of str
-            The devices' names in the evidence, "" where training did not have them.
+        ``names``: the devices' names in the evidence, "" where training did not have them.
         """
         if not len(batch.rows):
             return None

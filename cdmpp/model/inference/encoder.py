@@ -40,10 +40,6 @@ class ProgramEncoder:
     """Encodes programs for the networks of one model, together where possible. Safe to share between threads.
 
     Features are cached by structural hash.
-
-    Parameters
-    ----------
-    artifact : Artifact
     """
 
     def __init__(self, artifact: Artifact) -> None:
@@ -108,14 +104,8 @@ class BatchBuilder:
     :meth:`finish`, then :meth:`batch` as often as needed. The builder adds the 16-bit forms of programs whose
     predictions may depend on them.
 
-    Parameters
-    ----------
-    programs : int
-        Number of programs; their keys are 0 .. programs - 1. A key without a program must not be queried.
-    width : int
-        Columns of a leaf that the network reads.
-    half_type : callable
-        :meth:`cdmpp.model.inference.pipeline.InferencePipeline.half_type`.
+    Keys of programs are 0 .. ``programs`` - 1; a key without a program must not be queried. ``width``: columns of a
+    leaf that the network reads. ``half_type``: :meth:`cdmpp.model.inference.pipeline.InferencePipeline.half_type`.
     """
 
     def __init__(self, programs: int, width: int, half_type: HalfType) -> None:
@@ -137,10 +127,8 @@ class BatchBuilder:
     def finish(self) -> Array:
         """Encode the 16-bit forms and store all programs.
 
-        Returns
-        -------
-        int array
-            Keys of programs whose features, or those of their 16-bit form, are not finite; they must not be queried.
+        Returns the keys of programs whose features, or those of their 16-bit form, are not finite; they must not be
+        queried.
         """
         blocks: list[tuple[Array, str, EncodedPrograms]] = []
         owners = [np.arange(self.programs)]

@@ -56,16 +56,7 @@ _engines: WeakKeyDictionary[Weights, dict[int, Engine]] = WeakKeyDictionary()
 def engine_of(weights: Weights, threads: int = 1) -> Engine:
     """The engine of a network; every model that shares the weights shares the engine.
 
-    Parameters
-    ----------
-    weights : Weights
-    threads : int
-        Threads of one call. The last digit of a result may depend on it.
-
-    Raises
-    ------
-    MissingDependencyError
-        ONNX Runtime or onnx is not installed.
+    ``threads``: of one call; the last digit of a result may depend on it.
     """
     with _lock:
         engines = _engines.setdefault(weights, {})
@@ -81,13 +72,7 @@ def _missing(error: ImportError) -> MissingDependencyError:
 
 
 def session_of(graph: bytes, threads: int = 1) -> InferenceSession:
-    """A session of ONNX Runtime.
-
-    Raises
-    ------
-    MissingDependencyError
-        ONNX Runtime is not installed.
-    """
+    """A session of ONNX Runtime."""
     # ONNX Runtime starts its telemetry on import: a database in the user's cache folder, and uploads.
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     try:
@@ -108,20 +93,8 @@ def session_of(graph: bytes, threads: int = 1) -> InferenceSession:
 class Engine:
     """One network in ONNX Runtime. Safe to share between threads.
 
-    Parameters
-    ----------
-    config : NetworkConfig
-    arrays : dict of arrays
-        State of the network by name.
-    view : (config.head_width, columns) float32
-        Projection of the last hidden layer.
-    threads : int
-        Threads of one call. A service uses one and makes several calls at a time.
-
-    Raises
-    ------
-    MissingDependencyError
-        ONNX Runtime or onnx is not installed.
+    ``arrays``: state of the network by name. ``view``: (config.head_width, columns) float32, projection of the last
+    hidden layer. ``threads``: of one call; a service uses one and makes several calls at a time.
     """
 
     def __init__(self, config: NetworkConfig, arrays: dict[str, Array], view: Array, *, threads: int = 1) -> None:
@@ -176,20 +149,10 @@ class Engine:
     ) -> RawPredictions:
         """Predict rows, in their order.
 
-        Parameters
-        ----------
-        inputs : RowInputs
-        rows : QueryRows
-        queries : three arrays
-            :func:`network_queries` of the rows.
-        embedding : int array
-            For each row of the device matrix, the device's index in the network's embedding (0: not trained on).
-        batch_invariant : bool
-            Compute each row independently of the other rows, equal to the last digit.
-        view : bool
-            Return :attr:`RawPredictions.view`.
-        parallel_chunks : int
-            Chunks that are computed at the same time; the results do not depend on it.
+        ``queries``: :func:`network_queries` of the rows. ``embedding``: for each row of the device matrix, the device's
+        index in the network's embedding (0: not trained on). ``batch_invariant``: compute each row independently of the
+        other rows, equal to the last digit. ``view``: return :attr:`RawPredictions.view`. ``parallel_chunks``: chunks
+        that are computed at the same time; the results do not depend on it.
         """
         columns, logs, reference = queries
         devices = embedding[rows.device].astype(np.int64)

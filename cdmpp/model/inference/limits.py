@@ -54,17 +54,11 @@ _EAGER, _LIBRARY = PROTOCOLS.index("eager"), BACKENDS.index("library")
 
 
 def limit(batch: QueryBatch, fast: Array, slow: Array, output: RawPredictions) -> RawPredictions:
-    """Predictions within the physical bounds.
+    """Predictions of n queries within the physical bounds.
 
-    Parameters
-    ----------
-    batch : QueryBatch, n rows
-    fast : (n,) float
-        Share of the bound that measured kernels reach, 1 where none is faster.
-    slow : (n,) float
-        How many times slower than :data:`FUSED_FACTOR` says the fused kernel was measured to be; infinite where it has
-        no upper limit.
-    output : RawPredictions
+    ``fast``: (n,), share of the bound that measured kernels reach, 1 where none is faster. ``slow``: (n,), how many
+    times slower than :data:`FUSED_FACTOR` says the fused kernel was measured to be; infinite where it has no upper
+    limit.
     """
     rows = batch.rows
     summary, device = batch.store.summary[rows.program], stack_devices(batch.specs)[rows.device]
@@ -93,8 +87,8 @@ def _issue_s(batch: QueryBatch) -> Array:
         floats, sums, *logs = leaves.transpose(2, 0, 1)
         parallel, inside, calls, regions, added, terms, lanes, body = (np.exp2(column) - 1 for column in logs)
         chained = (sums > 0) & (added > 0) & (terms > CHAIN - 0.5) & (lanes < 1.5) & (body < 1.5)
-        each = np.where(chained, ADDITION, 1 / elements[:, None])
-        cycles = calls * LIBRARY_CALL + floats * inside * each
+        operations = np.where(chained, ADDITION, 1 / elements[:, None])
+        cycles = calls * LIBRARY_CALL + floats * inside * operations
         longest = (cycles / np.maximum(parallel, 1.0)).sum(axis=1)
         busy = np.maximum(np.maximum(cycles.sum(axis=1) / units, longest), TVM_CALL) / clock
         out[at] = np.maximum(busy, REGION_S * np.where(units > 1, (regions * (parallel > 1)).sum(axis=1), 0.0))

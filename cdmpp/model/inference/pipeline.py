@@ -59,14 +59,9 @@ _TVM, _PYTORCH = BACKENDS.index("tvm"), framework_code("pytorch")
 class InferencePipeline:
     """Predicts queries with one model.
 
-    Parameters
-    ----------
-    artifact : Artifact
-    one_by_one : bool
-        Compute each query independently of the others, equal to the last digit.
-    threads : int, optional
-        Threads that compute a large batch; with ``one_by_one`` the results do not depend on it. Default:
-        :func:`cdmpp.model.inference.engine.all_threads`, with ``one_by_one`` at most :data:`MAX_THREADS`.
+    ``one_by_one``: compute each query independently of the others, equal to the last digit. ``threads`` compute a large
+    batch; with ``one_by_one`` the results do not depend on it. Default:
+    :func:`cdmpp.model.inference.engine.all_threads`, with ``one_by_one`` at most :data:`MAX_THREADS`.
     """
 
     def __init__(self, artifact: Artifact, *, one_by_one: bool = False, threads: int | None = None) -> None:
@@ -99,12 +94,8 @@ class InferencePipeline:
         """Predictions before calibration, in the order of the queries, with the adapter where the model has one.
 
         Predictions of one program agree across protocols and types (:mod:`cdmpp.model.inference.consistency`). Programs
-        of backend ``tvm`` are predicted by the model's part for them, if it has one.
-
-        Raises
-        ------
-        InvalidProgramError
-            A prediction depends on the program's 16-bit form, which the batch lacks.
+        of backend ``tvm`` are predicted by the model's part for them, if it has one. Raises InvalidProgramError where a
+        prediction depends on the program's 16-bit form, which the batch lacks.
         """
         tvm = batch.rows.backend == _TVM
         if self._scheduled is None or not tvm.any():
@@ -119,12 +110,12 @@ class InferencePipeline:
 
     def _predict(self, batch: QueryBatch) -> RawPredictions:
         names = self._evidence_names(batch.specs)
-        asked, batch = batch, self._with_measured_engines(batch, names)
+        queries, batch = batch, self._with_measured_engines(batch, names)
         output = self._predict_possible(batch, names)
         alike = self._alike.of(batch, names)
         if alike is not None:
             output = alike.apply(output, self._predict_possible(alike.batch, self._evidence_names(alike.batch.specs)))
-        other = (batch.rows.framework != asked.rows.framework) & (asked.rows.framework >= 0)
+        other = (batch.rows.framework != queries.rows.framework) & (queries.rows.framework >= 0)
         codes = output.adjusted.astype(np.int8) | np.where(other, ADJUSTMENTS["engine"], 0).astype(np.int8)
         output = _with_status(batch, replace(output, adjusted=codes))
         return replace(output, adjusted=output.adjusted + NO_UNITS * self._lacks_units(batch, names))
@@ -158,13 +149,10 @@ class InferencePipeline:
         )
 
     def _measured_limits(self, batch: QueryBatch, names: Sequence[str]) -> tuple[Array, Array]:
-        """Factors on the physical limits of each query, from the measured rows of its operator on the device.
+        """Factors on the physical limits, (n,) each, from the measured rows of a query's operator on the device.
 
-        Returns
-        -------
-        fast, slow : (n,) float
-            :meth:`Domain.fast_share` and :meth:`Domain.slow_factor`; 0 and infinite for what the model was adapted to,
-            and infinite for what a framework composes of several kernels.
+        :meth:`Domain.fast_share` and :meth:`Domain.slow_factor`; 0 and infinite for what the model was adapted to, and
+        infinite for what a framework composes of several kernels.
         """
         kinds, row = kinds_of(batch, names)
         domain, fast, slow = self.artifact.domain, [], []
@@ -194,12 +182,8 @@ class InferencePipeline:
     def reason(self, program: TensorProgram | EncodedProgram, where: Where, row: tuple[int, bool, bool]) -> str:
         """Why a prediction is not the network's own, and why it is not "in"; "" where it is both.
 
-        Parameters
-        ----------
-        where : (device, protocol, framework)
-            "" for no framework.
-        row : (int, bool, bool)
-            :attr:`RawPredictions.adjusted`; whether the distance, and the coverage, are beyond those of "in".
+        ``where``: device, protocol, framework ("": none). ``row``: :attr:`RawPredictions.adjusted`; whether the
+        distance, and the coverage, are beyond those of "in".
         """
         if self._scheduled is not None and program.backend == BACKENDS[_TVM]:
             return self._scheduled.reason(program, where, row)
@@ -241,8 +225,10 @@ class InferencePipeline:
         is_known = index and not self.evidence.lacks(kind._replace(device=name), framework)
         if is_known or not corrects(spec.kind, kind.operator):
             return ""
-        meant = implementation_of(kind.operator, "pytorch" if framework == "pytorch" else None)
-        peers = self._peers.of(spec.kind, spec.vendor, kind.operator, kind.dtype, protocol, kind.backend, meant)
+        implementation = implementation_of(kind.operator, "pytorch" if framework == "pytorch" else None)
+        peers = self._peers.of(
+            spec.kind, spec.vendor, kind.operator, kind.dtype, protocol, kind.backend, implementation
+        )
         if not peers:
             return ""
         weight = weights(spec, kind.operator, kind.dtype or "float32", tuple(peer for _, peer in peers))
@@ -378,14 +364,9 @@ class InferencePipeline:
     def _add_devices_without_embedding(self, batch: QueryBatch) -> tuple[QueryBatch, list[Trained], list[str]]:
         """Trained devices a second time without their embedding, for the queries that they count as unseen for.
 
-        Returns
-        -------
-        batch : QueryBatch
-            The same queries; those that :meth:`_counts_as_unseen` refer to the device's second entry.
-        figures : list of Trained
-            :meth:`_figures` of the devices of ``batch``.
-        names : list of str
-            Devices' names in the contexts of the training set, "" where it did not have them.
+        Returns the same queries, of which those that :meth:`_counts_as_unseen` refer to the device's second entry;
+        :meth:`_figures` of the devices of that batch; and the devices' names in the contexts of the training set, ""
+        where it did not have them.
         """
         figures, specs, rows = self._figures(batch.specs), list(batch.specs), batch.rows
         names = [spec.name if index else "" for index, spec in figures]
@@ -465,14 +446,14 @@ def data_sheet(spec: DeviceSpec) -> str:
     return spec.nominal().digest()
 
 
-def same_device(one: DeviceSpec, other: DeviceSpec) -> bool:
+def same_device(device: DeviceSpec, other: DeviceSpec) -> bool:
     """Whether two specifications describe one device by its data sheet, whatever its name."""
-    return data_sheet(one) == data_sheet(other) and _agree(one, other)
+    return data_sheet(device) == data_sheet(other) and _agree(device, other)
 
 
 @lru_cache(maxsize=4096)
-def _agree(one: DeviceSpec, other: DeviceSpec) -> bool:
-    return one.agrees(other)
+def _agree(device: DeviceSpec, other: DeviceSpec) -> bool:
+    return device.agrees(other)
 
 
 def known_devices(devices: Sequence[Trained]) -> dict[str, list[Trained]]:
@@ -510,8 +491,8 @@ def _by_kind(batch: QueryBatch, chosen: Array) -> Iterator[tuple[Array, DeviceSp
     for i, (device, program, protocol, backend, pytorch) in enumerate(distinct):
         operator, dtype = batch.kinds[program]
         members = chosen[inverse == i]
-        meant = implementation_of(operator, "pytorch" if pytorch else None)
-        yield members, batch.specs[device], (operator, dtype, PROTOCOLS[protocol], BACKENDS[backend], meant)
+        implementation = implementation_of(operator, "pytorch" if pytorch else None)
+        yield members, batch.specs[device], (operator, dtype, PROTOCOLS[protocol], BACKENDS[backend], implementation)
 
 
 def _status_codes(batch: QueryBatch) -> Array:

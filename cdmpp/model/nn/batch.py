@@ -30,20 +30,11 @@ class NetworkInputs(RowInputs):
     def encode(
         self, network: LatencyNetwork, rows: QueryRows, *, multiple: int = 1, device: Array | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, Array]:
-        """Latents of rows in :meth:`ProgramStore.order`.
+        """Latents, inputs and references of rows in :meth:`ProgramStore.order`.
 
-        Parameters
-        ----------
-        multiple : int
-            See :meth:`cdmpp.model.nn.network.LatencyNetwork.encode_parts`.
-        device : (rows, .), optional
-            Replaces the figures of the rows' devices.
-
-        Returns
-        -------
-        latent : (rows, .)
-        queries : (rows, INPUT_WIDTH), standardised
-        reference : float64, (rows,), log(reference seconds)
+        Latents: (rows, .). Inputs: (rows, INPUT_WIDTH), standardised. References: float64, (rows,), log seconds.
+        ``multiple``: see :meth:`cdmpp.model.nn.network.LatencyNetwork.encode_parts`. ``device``: (rows, .), replaces
+        the figures of the rows' devices.
         """
         query_inputs, logs, reference = self.queries(rows, device)
         standard = network.standardise(torch.from_numpy(query_inputs).to(self.on))
@@ -73,26 +64,12 @@ def predict_rows(
     embedding: Array | None = None,
     batch: int = 8192,
 ) -> tuple[Array, Array]:
-    """Predict rows, in their order.
+    """Log latency, (rows,), and log quantiles, (rows, len(LEVELS)), of rows in their order.
 
-    Parameters
-    ----------
-    network : LatencyNetwork
-        In evaluation mode.
-    inputs : NetworkInputs
-    rows : QueryRows
-    known : bool
-        False replaces all devices by the embedding of an unseen device.
-    embedding : int array, optional
-        Per row of the device matrix, the device's index in the network's embedding (0: not trained on).
-        Default: the matrix holds the training devices in their order.
-    batch : int
-        Maximum number of rows of a forward pass; fewer for long programs.
-
-    Returns
-    -------
-    log_latency : (rows,)
-    log_quantiles : (rows, len(LEVELS))
+    The network is in evaluation mode. ``known``: False replaces all devices by the embedding of an unseen device.
+    ``embedding``: per row of the device matrix, the device's index in the network's embedding (0: not trained on);
+    default: the matrix holds the training devices in their order. ``batch``: maximum number of rows of a forward pass;
+    fewer for long programs.
     """
     if embedding is None:
         embedding = np.arange(1, len(inputs.device_matrix) + 1)

@@ -71,13 +71,7 @@ class NetworkConfig(Options):
 
     @classmethod
     def of_manifest(cls, fields: dict[str, Any]) -> NetworkConfig:
-        """Configuration stored with a model; retired options are accepted with their supported value.
-
-        Raises
-        ------
-        UnsupportedOptionError
-            An option has a value that this version does not support.
-        """
+        """Configuration stored with a model; retired options are accepted with their supported value."""
         for name, supported in (("positions", get_args(Positions)), *((k, (v,)) for k, v in RETIRED.items())):
             if name in fields and fields[name] not in supported:
                 only = " or ".join(map(repr, supported))

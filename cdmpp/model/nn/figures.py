@@ -38,24 +38,14 @@ _SIZED = ("attention", "moe")
 
 @dataclass(frozen=True)
 class _Layout:
-    """Columns that the operators of one structural class share, and places of their sizes.
+    """Columns that the operators of one structural class share, and places of their sizes."""
 
-    Attributes
-    ----------
-    constant : (len(OPERATOR_COLUMNS),) float32
-    columns : columns of the sizes
-    sizes : their positions in :attr:`EncodedPrograms.sizes`
-    names : size names of the operator
-    operator : str
-    flags : structural fields, for the loads of experts; None for other operators
-    """
-
-    constant: Array
-    columns: Array
-    sizes: Array
-    names: tuple[str, ...]
+    constant: Array  # float32, (len(OPERATOR_COLUMNS),)
+    columns: Array  # of the sizes
+    sizes: Array  # their positions in :attr:`EncodedPrograms.sizes`
+    names: tuple[str, ...]  # size names of the operator
     operator: str
-    flags: Mapping[str, str] | None
+    flags: Mapping[str, str] | None  # structural fields, for the loads of experts; None for other operators
 
 
 def _bits(dtype: str | None) -> float:
@@ -102,18 +92,10 @@ def _layout(structure: str) -> _Layout | None:
 
 
 def operator_columns(structure: str, sizes: Array) -> tuple[Array, Array | None]:
-    """Columns of operators that share a structural class.
+    """Columns of operators that share a structural class: float32, (programs, len(OPERATOR_COLUMNS)).
 
-    Parameters
-    ----------
-    structure : str
-    sizes : (programs, size names of the operator) int64
-
-    Returns
-    -------
-    columns : float32, (programs, len(OPERATOR_COLUMNS))
-    grouped : float64, (programs, 2), optional
-        Experts with rows and mean rows per such expert; None for other operators.
+    ``sizes``: (programs, size names of the operator) int64. The second result, float64, (programs, 2): experts with
+    rows and mean rows per such expert; None for other operators.
     """
     layout, count = _layout(structure), len(sizes)
     if layout is None:

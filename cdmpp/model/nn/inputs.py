@@ -252,19 +252,13 @@ def query_inputs(
 ) -> tuple[Array, Array, Array]:
     """Inputs of rows (program, device, backend, protocol, framework).
 
-    Parameters
-    ----------
-    summary : float32, (rows, len(SUMMARY_COLUMNS))
-    device : float64, (rows, .) of :func:`cdmpp.model.nn.figures.device_numbers`
-    backend, protocol, framework : int, (rows,)
-        Indices into BACKENDS, PROTOCOLS, FRAMEWORKS; framework -1 where not known.
+    ``summary``: float32, (rows, len(SUMMARY_COLUMNS)). ``device``: float64, (rows, .) of
+    :func:`cdmpp.model.nn.figures.device_numbers`. ``backend``, ``protocol``, ``framework``: int, (rows,), indices into
+    BACKENDS, PROTOCOLS, FRAMEWORKS; framework -1 where not known.
 
-    Returns
-    -------
-    inputs : float32, (rows, len(SUMMARY_COLUMNS) + len(QUERY_COLUMNS))
-    device_logs : float32, (rows, len(DEVICE_LOGS))
-    log_reference : float64, (rows,)
-        Natural log of the reference in seconds: arithmetic + traffic + the protocol's floor.
+    Returns inputs, float32, (rows, len(SUMMARY_COLUMNS) + len(QUERY_COLUMNS)); logs of the device, float32, (rows,
+    len(DEVICE_LOGS)); and the natural log of the reference in seconds, float64, (rows,): arithmetic + traffic + the
+    protocol's floor.
     """
     compute, memory, floor, reference, (batch, m, n, k), (peak, bandwidth) = reference_terms(summary, device, protocol)
     cache, units = device[:, CACHE], device[:, UNITS]
@@ -317,14 +311,10 @@ VIRTUAL_SPEED, VIRTUAL_SHAPE = 0.7, 0.5
 def virtual_devices(device: Array, rng: np.random.Generator) -> Array:
     """Virtual devices: real ones with randomly changed figures, as training data for unseen devices.
 
-    With some ten devices per source, a network learns to recognise each by its ratios and treats an unseen one like
-    the nearest. A virtual device is a real one made faster or slower, wider or narrower, with the same efficiency:
-    the label log(latency / reference) stays. The network then learns what holds in a neighbourhood of the device
-    (gain: docs/accuracy.md).
-
-    Parameters
-    ----------
-    device : float64, (rows, .) of :func:`cdmpp.model.nn.figures.device_numbers`
+    With some ten devices per source, a network learns to recognise each by its ratios and treats an unseen one like the
+    nearest. A virtual device is a real one made faster or slower, wider or narrower, with the same efficiency: the
+    label log(latency / reference) stays. The network then learns what holds in a neighbourhood of the device (gain:
+    docs/accuracy.md). ``device``: float64, (rows, .) of :func:`cdmpp.model.nn.figures.device_numbers`.
     """
     rows = len(device)
     speed = np.exp(rng.normal(0.0, VIRTUAL_SPEED, rows))

@@ -44,20 +44,12 @@ _UNIT = ("warp", "threads", "blocks", "shared", "registers", "per_thread")
 
 
 def launch_inputs(columns: Array, device: Array) -> tuple[Array, Array]:
-    """Inputs of the leaves of GPU programs on devices, and the reference.
+    """Inputs of the leaves of GPU programs on devices, float32, (rows, leaves, LAUNCH_WIDTH), and the reference.
 
-    Parameters
-    ----------
-    columns : float32, (rows, leaves, GPU_WIDTH)
-        Of :mod:`cdmpp.features.launch_columns`; a leaf without a launch (padding) has no threads.
-    device : float64, (rows, .) of :func:`cdmpp.model.nn.figures.device_numbers`
-
-    Returns
-    -------
-    inputs : float32, (rows, leaves, LAUNCH_WIDTH)
-        0 for leaves without a launch.
-    log_reference : float64, (rows,)
-        Natural log of seconds; that of one launch for a program without any.
+    Inputs are 0 for leaves without a launch. The reference, float64, (rows,), is the natural log of seconds; that of
+    one launch for a program without any. ``columns``: float32, (rows, leaves, GPU_WIDTH) of
+    :mod:`cdmpp.features.launch_columns`; a leaf without a launch (padding) has no threads. ``device``: float64, (rows,
+    .) of :func:`cdmpp.model.nn.figures.device_numbers`.
     """
     flags = GPU_WIDTH - len(GPU_FLAGS)
     x = np.concatenate([np.exp2(columns[..., :flags].astype(np.float64)) - 1, columns[..., flags:]], axis=2)
@@ -127,14 +119,14 @@ def _leaf_times(x: Array, d: dict[str, Array]) -> dict[str, Array]:
     }
 
 
-def _kernel(x: Array, leaf: dict[str, Array], own: Array, d: dict[str, Array]) -> tuple[Array, Array, Array]:
+def _kernel(x: Array, leaf: dict[str, Array], in_kernel: Array, d: dict[str, Array]) -> tuple[Array, Array, Array]:
     """Figures (rows, KERNEL), log ratios (rows, RESOURCES) and seconds (rows,) of one kernel."""
 
-    def one(name: str) -> Array:
-        return np.asarray(np.where(own, x[..., _AT[name]], 0).max(axis=1))
+    def figure(name: str) -> Array:
+        return np.asarray(np.where(in_kernel, x[..., _AT[name]], 0).max(axis=1))
 
     d = {name: column[:, 0] for name, column in d.items()}
-    threads, blocks, local = np.maximum(one("threads"), 1), one("blocks"), one("local_words")
+    threads, blocks, local = np.maximum(figure("threads"), 1), figure("blocks"), figure("local_words")
     warps = np.ceil(threads / d["warp"])
     lanes = warps * d["warp"]
     cap = np.minimum(d["per_thread"], np.maximum(d["registers"] / lanes, 16))
@@ -143,7 +135,7 @@ def _kernel(x: Array, leaf: dict[str, Array], own: Array, d: dict[str, Array]) -
     limits = [
         d["threads"] / lanes,
         d["blocks"],
-        d["shared"] / np.maximum(one("shared_bytes"), 1),
+        d["shared"] / np.maximum(figure("shared_bytes"), 1),
         d["registers"] / (held * lanes),
     ]
     occupancy = np.maximum(np.floor(np.minimum.reduce(limits)), 1)
@@ -151,14 +143,14 @@ def _kernel(x: Array, leaf: dict[str, Array], own: Array, d: dict[str, Array]) -
     active = occupancy * warps * np.minimum(waves, 1)
     fill = waves / np.maximum(np.ceil(waves), 1)
     spilled = np.maximum(wanted - cap, 0) / wanted
-    times = {name: np.where(own, leaf[name], 0).sum(axis=1) for name in leaf}
+    times = {name: np.where(in_kernel, leaf[name], 0).sum(axis=1) for name in leaf}
     # A spilled register is read and written with each operation on it.
-    ops = np.where(own & (x[..., _AT["accumulators"]] > 0), x[..., _AT["float_ops"]], 0).sum(axis=1)
+    ops = np.where(in_kernel & (x[..., _AT["accumulators"]] > 0), x[..., _AT["float_ops"]], 0).sum(axis=1)
     times["spill"] = 8 * spilled * ops * lanes * blocks / (L2_BYTES * d["units"] * d["clock"])
     times["blocks"] = BLOCK_CYCLES * blocks / (d["units"] * np.minimum(occupancy, 8) * d["clock"])
     latency = times["latency"] * np.ceil(waves) / np.maximum(active / 8, 1)
     longest = np.maximum.reduce([times[name] for name in RESOURCES])
-    present = own.any(axis=1)
+    present = in_kernel.any(axis=1)
     seconds = np.where(present, longest / np.maximum(fill, 1e-9), 0)
     ratios = np.stack([_ratio(times[name], seconds) for name in RESOURCES], axis=1)
     figures = [
@@ -167,7 +159,7 @@ def _kernel(x: Array, leaf: dict[str, Array], own: Array, d: dict[str, Array]) -
         fill,
         np.log2(np.maximum(active, 1e-3)),
         np.log2(wanted / cap),
-        np.log2(one("shared_bytes") / d["shared"] + 2.0**_LEAST),
+        np.log2(figure("shared_bytes") / d["shared"] + 2.0**_LEAST),
         np.zeros(len(x)),
         _ratio(latency, seconds),
     ]

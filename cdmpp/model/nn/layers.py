@@ -11,22 +11,13 @@ Shape = tuple[int, ...]
 
 
 class NetworkLayer(NamedTuple):
-    """One layer of the network.
+    """One layer of the network."""
 
-    Attributes
-    ----------
-    kind : {"linear", "norm", "embedding"}
-        An embedding has no bias: a row for each device.
-    inputs, outputs : int
-        Columns; of the embedding, rows and columns.
-    zero : bool
-        Its weights start at 0.
-    """
-
-    kind: Literal["linear", "norm", "embedding"]
+    kind: Literal["linear", "norm", "embedding"]  # an embedding has no bias: a row for each device
+    # Columns; of the embedding, rows and columns.
     inputs: int
     outputs: int
-    zero: bool = False
+    zero: bool = False  # its weights start at 0
 
 
 def member_layers(config: NetworkConfig, devices: int) -> dict[str, NetworkLayer]:

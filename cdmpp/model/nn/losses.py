@@ -40,21 +40,12 @@ RANKING_SCALE = 0.2
 
 
 def ranking_loss(predicted: Tensor, measured: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Pairwise logistic loss on the order of programs.
+    """Pairwise logistic loss on the order of programs, mean over the pairs; 0 without pairs.
 
-    Cross entropy between measured and predicted probability that the first of a pair is slower; the probability is
-    a logistic function of the difference of log latencies. The minimum is subtracted: the loss is zero where all
-    differences agree, so it does not act against the error of the latency.
-
-    Parameters
-    ----------
-    predicted, measured : (rows,), log latencies
-    first, second : (pairs,) int, rows of each pair
-
-    Returns
-    -------
-    Tensor
-        Mean over the pairs; 0 without pairs.
+    Cross entropy between measured and predicted probability that the first of a pair is slower; the probability is a
+    logistic function of the difference of log latencies, ``predicted`` and ``measured``, (rows,). The minimum is
+    subtracted: the loss is zero where all differences agree, so it does not act against the error of the latency.
+    ``first``, ``second``: (pairs,) int, rows of each pair.
     """
     if not len(first):
         return predicted.sum() * 0
@@ -78,13 +69,9 @@ def bounded(latent: Tensor) -> Tensor:
 
 
 def central_moment_discrepancy(source: Tensor, target: Tensor, moments: int = 5) -> Tensor:
-    """CMD_K of two batches of bounded latents (CDMPP section 5.2; Zellinger et al.).
+    """CMD_K of two batches of latents in [-1, 1], (programs, width) (CDMPP section 5.2; Zellinger et al.).
 
-    Parameters
-    ----------
-    source, target : (programs, width), values in [-1, 1]
-    moments : int
-        K; the mean and the central moments 2..K are compared, each scaled by the interval's width.
+    ``moments``: K; the mean and the central moments 2..K are compared, each scaled by the interval's width.
     """
     mean_s, mean_t = source.mean(0), target.mean(0)
     width = 2.0
@@ -96,11 +83,9 @@ def central_moment_discrepancy(source: Tensor, target: Tensor, moments: int = 5)
 
 
 def maximum_mean_discrepancy(source: Tensor, target: Tensor) -> Tensor:
-    """Biased squared MMD with a mean of RBF kernels whose widths follow the batch (Long et al., DAN).
+    """Biased squared MMD of two batches, (programs, width).
 
-    Parameters
-    ----------
-    source, target : (programs, width)
+    Mean of RBF kernels whose widths follow the batch (Long et al., DAN).
     """
     both = torch.cat((source, target))
     squared = torch.cdist(both, both, compute_mode="donot_use_mm_for_euclid_dist").square()
@@ -113,12 +98,7 @@ def maximum_mean_discrepancy(source: Tensor, target: Tensor) -> Tensor:
 
 
 def correlation_alignment(source: Tensor, target: Tensor) -> Tensor:
-    """Deep CORAL: squared distance of the covariances over 4 * width^2 (Sun and Saenko, 2016).
-
-    Parameters
-    ----------
-    source, target : (programs, width)
-    """
+    """Deep CORAL: squared distance of the covariances of (programs, width) over 4 * width^2 (Sun and Saenko, 2016)."""
     width = source.shape[1]
     gap = torch.cov(source.T) - torch.cov(target.T)
     total: Tensor = gap.square().sum() / (4 * width * width)

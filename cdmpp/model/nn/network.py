@@ -47,18 +47,11 @@ from cdmpp.model.nn.positions import encode_positions
 
 @dataclass(frozen=True)
 class PaddedRows:
-    """Rows of one padded leaf count.
+    """Rows of one padded leaf count."""
 
-    Attributes
-    ----------
-    leaves : (rows, leaves, columns)
-    positions : (rows, leaves) or (leaves,)
-    mask : (rows, leaves) bool, True for real leaves; None when all are
-    """
-
-    leaves: Tensor
-    positions: Tensor
-    mask: Tensor | None
+    leaves: Tensor  # (rows, leaves, columns)
+    positions: Tensor  # (rows, leaves) or (leaves,)
+    mask: Tensor | None  # (rows, leaves) bool, True for real leaves; None when all are
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -145,29 +138,18 @@ class LatencyNetwork(nn.Module):
         return [self, *self.members]
 
     def encode(self, leaves: Tensor, positions: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor) -> Tensor:
-        """Latent of each program on its device.
+        """Latent of each program on its device; ``leaves``, ``positions`` and ``mask`` as of :class:`PaddedRows`.
 
-        Parameters
-        ----------
-        leaves : (rows, leaves, NetworkConfig.leaf_width)
-        positions : (rows, leaves) or (leaves,)
-        mask : (rows, leaves) bool, True for real leaves; None when all are
-        inputs : (rows, INPUT_WIDTH), already standardised
-        logs : (rows, len(DEVICE_LOGS))
+        ``inputs``: (rows, INPUT_WIDTH), already standardised. ``logs``: (rows, len(DEVICE_LOGS)).
         """
         return self.encode_parts([PaddedRows(leaves, positions, mask)], inputs, logs)
 
     def encode_parts(self, parts: Sequence[PaddedRows], inputs: Tensor, logs: Tensor, *, multiple: int = 1) -> Tensor:
-        """:meth:`encode` of rows with several leaf counts; ``inputs`` and ``logs`` follow the order of the parts.
+        """:meth:`encode` of rows with several leaf counts; all arrays follow the order of the parts.
 
-        All leaves go through each matrix product together: one large product is faster than one for every
-        leaf count. ``multiple`` pads the number of leaves to a multiple, because kernels of lower precision are
-        prepared per shape; results of the padding are not used.
-
-        Returns
-        -------
-        (rows, .)
-            In the parts' order.
+        All leaves go through each matrix product together: one large product is faster than one for every leaf count.
+        ``multiple`` pads the number of leaves to a multiple, because kernels of lower precision are prepared per shape;
+        results of the padding are not used.
         """
         members = [member._encode(parts, inputs, logs, multiple) for member in self.all_members()]
         return torch.cat(members, dim=-1)
@@ -224,10 +206,7 @@ class LatencyNetwork(nn.Module):
     def _layer(self, tokens: Tensor, name: str, parts: Sequence[PaddedRows]) -> Tensor:
         """Pre-norm self-attention over the leaves of a program, then a feed-forward block.
 
-        Parameters
-        ----------
-        tokens : (tokens, width)
-            Leaves of all parts one below the other, padding rows at the end.
+        ``tokens``: (tokens, width), leaves of all parts one below the other, padding rows at the end.
         """
         mixed = []
         projected = self._apply_layer(f"{name}.qkv", self._apply_layer(f"{name}.norm_attention", tokens))
@@ -266,20 +245,11 @@ class LatencyNetwork(nn.Module):
         return tokens.new_zeros(count, 2).index_copy(0, chosen, seconds[: len(chosen)])
 
     def leaf_seconds(self, leaves: Tensor, tokens: Tensor, mask: Tensor | None, inputs: Tensor, logs: Tensor) -> Tensor:
-        """Log seconds of scheduled programs from tokens and counts of their leaves, and an indicator of a schedule.
+        """Log seconds of scheduled programs from tokens and counts of their leaves, and 1, (rows, 2).
 
-        Parameters
-        ----------
-        leaves : (rows, leaves, columns), unscaled
-        tokens : (rows, leaves, width)
-        mask : (rows, leaves) bool, True for real leaves; None when all are
-        inputs : (rows, .), standardised
-        logs : (rows, len(DEVICE_LOGS))
-
-        Returns
-        -------
-        (rows, 2)
-            Natural logarithm of seconds and 1; two zeros for a program without schedule columns.
+        Two zeros for a program without schedule columns. ``leaves``: (rows, leaves, columns), unscaled. ``tokens``:
+        (rows, leaves, width). ``mask``: as of :class:`PaddedRows`. ``inputs``: (rows, .), standardised. ``logs``:
+        (rows, len(DEVICE_LOGS)).
         """
         counts = torch.exp2(leaves[:, :, _COUNTS].clamp(0.0, 60.0)) - 1
         real = _counted(leaves)

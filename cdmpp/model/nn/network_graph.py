@@ -149,25 +149,19 @@ _LN2 = math.log(2.0)
 def network_graph(config: NetworkConfig, weights: dict[str, Array], view: Array) -> bytes:
     """An ONNX file of a network.
 
-    Inputs are ``leaves`` (rows, leaves, config.leaf_width), ``mask`` (rows, leaves) bool, ``inputs``
-    (rows, INPUT_WIDTH) as :func:`cdmpp.model.nn.inputs.query_inputs` gives them, ``logs`` (rows,
-    len(DEVICE_LOGS)), ``device`` (rows,) int64, and ``places`` (rows, leaves, config.width), the positional
-    encoding that is added to the leaves' tokens.
-    Outputs are ``point`` (rows,), ``levels`` (rows, len(LEVELS)) and ``view``, (rows, columns).
+    Inputs are ``leaves`` (rows, leaves, config.leaf_width), ``mask`` (rows, leaves) bool, ``inputs`` (rows,
+    INPUT_WIDTH) as :func:`cdmpp.model.nn.inputs.query_inputs` gives them, ``logs`` (rows, len(DEVICE_LOGS)), ``device``
+    (rows,) int64, and ``places`` (rows, leaves, config.width), the positional encoding that is added to the leaves'
+    tokens. Outputs are ``point`` (rows,), ``levels`` (rows, len(LEVELS)) and ``view``, (rows, columns).
 
-    Parameters
-    ----------
-    config : NetworkConfig
-    weights : dict of arrays
-        The network's state by name.
-    view : (config.head_width, columns) float32
-        Projection of the last hidden layer.
+    ``weights``: the network's state by name. ``view``: (config.head_width, columns) float32, projection of the last
+    hidden layer.
     """
     graph = NetworkGraph(weights)
-    return _Writer(graph, config).write(view)
+    return _GraphWriter(graph, config).write(view)
 
 
-class _Writer:
+class _GraphWriter:
     def __init__(self, graph: NetworkGraph, config: NetworkConfig) -> None:
         self._graph, self._config = graph, config
         g = graph

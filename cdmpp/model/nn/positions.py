@@ -21,23 +21,13 @@ POSITION_TABLE = 512
 
 
 def encode_positions(kind: Positions, positions: Array, width: int) -> Array:
-    """Encoding that is added to leaves' tokens.
+    """Encoding that is added to leaves' tokens: (..., width) float32 of (rows, leaves) or (leaves,) int.
 
     "standard": PE[p, 2i] = sin(p / 10000^(2i / width)) and PE[p, 2i + 1] its cosine.
 
-    "published", as CDMPP's code computes it, for even i: PE[p, i] = sin(p / 10000^(2i / width)) and
-    PE[p, i + 1] = cos(p / 10000^(2(i + 1) / width)). Its i already steps by two, so the exponent is twice the standard
-    one, and sine and cosine of a pair have different frequencies. Kept for the comparison with the original.
-
-    Parameters
-    ----------
-    kind : {"published", "standard"}
-    positions : (rows, leaves) or (leaves,) int
-    width : int
-
-    Returns
-    -------
-    (..., width) float32
+    "published", as CDMPP's code computes it, for even i: PE[p, i] = sin(p / 10000^(2i / width)) and PE[p, i + 1] =
+    cos(p / 10000^(2(i + 1) / width)). Its i already steps by two, so the exponent is twice the standard one, and sine
+    and cosine of a pair have different frequencies. Kept for the comparison with the original.
     """
     # Sines and cosines would be a twentieth of a forward pass; positions beyond the table are computed.
     if positions.max(initial=0) < POSITION_TABLE:

@@ -52,11 +52,7 @@ class LeafBucket:
 class ProgramStore:
     """Encoded programs, looked up by key (0 .. count-1).
 
-    Parameters
-    ----------
-    count : int
-    width : int
-        Columns of a leaf. Operators have no schedule; their schedule columns are 0.
+    ``width``: columns of a leaf. Operators have no schedule; their schedule columns are 0.
     """
 
     def __init__(self, count: int, width: int = WIDTH) -> None:
@@ -121,25 +117,14 @@ BLOCK_ROWS = 65_536
 
 @dataclass(frozen=True)
 class QueryRows:
-    """Queries as integer arrays of one length n.
+    """Queries as integer arrays of one length n."""
 
-    Attributes
-    ----------
-    program : (n,)
-        Keys into a :class:`ProgramStore`.
-    device : (n,)
-        Rows of the device matrix.
-    backend, protocol : (n,)
-        Indices into BACKENDS and PROTOCOLS.
-    framework : (n,)
-        Indices into FRAMEWORKS, -1 where the framework is not known.
-    """
-
-    program: Array
-    device: Array
+    program: Array  # keys into a :class:`ProgramStore`
+    device: Array  # rows of the device matrix
+    # Indices into BACKENDS and PROTOCOLS.
     backend: Array
     protocol: Array
-    framework: Array
+    framework: Array  # index into FRAMEWORKS, -1 where the framework is not known
 
     def __len__(self) -> int:
         return len(self.program)
@@ -172,39 +157,23 @@ def concatenate(parts: Sequence[QueryRows]) -> QueryRows:
 
 @dataclass(frozen=True)
 class QueryBatch:
-    """Queries with the programs and devices that they refer to.
+    """Queries with the programs and devices that they refer to."""
 
-    Attributes
-    ----------
-    store : ProgramStore
-        Encoded programs; ``rows.program`` holds its keys.
-    kinds : sequence of (operator, dtype)
-        Kinds of programs as the domain score names them ("tir" for a program given as TIR).
-    kind : (programs,) int
-        Index into ``kinds`` for each program key.
-    specs : sequence of DeviceSpec
-        Devices; ``rows.device`` holds positions in it.
-    rows : QueryRows
-    half : (programs,) int, optional
-        Key of the same operator with 16-bit elements for each program key; -1 where it is not in the store.
-    """
-
-    store: ProgramStore
+    store: ProgramStore  # encoded programs; ``rows.program`` holds its keys
+    # kinds of programs as the domain score names them ("tir" for a program given as TIR)
     kinds: Sequence[tuple[str, str]]
-    kind: Array
-    specs: Sequence[DeviceSpec]
+    kind: Array  # (programs,) int: index into ``kinds`` for each program key
+    specs: Sequence[DeviceSpec]  # devices; ``rows.device`` holds positions in it
     rows: QueryRows
+    # (programs,) int: key of the same operator with 16-bit elements for each program key; -1 where it is not in the
+    # store.
     half: Array | None = None
 
 
 class RowInputs:
     """Computes the network's inputs of rows.
 
-    Parameters
-    ----------
-    store : ProgramStore
-    device_matrix : (devices, .) float64
-        :func:`cdmpp.model.nn.figures.stack_devices` of the devices.
+    ``device_matrix``: (devices, .) float64, :func:`cdmpp.model.nn.figures.stack_devices` of the devices.
     """
 
     def __init__(self, store: ProgramStore, device_matrix: Array) -> None:

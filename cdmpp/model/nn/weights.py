@@ -38,18 +38,8 @@ _FIXED = ("leaf_mean", "leaf_scale", "input_mean", "input_scale")
 class Weights:
     """Arrays of a network by name. Safe to share between threads; do not write to the arrays.
 
-    Parameters
-    ----------
-    config : NetworkConfig
-    devices : int
-        Number of training devices.
-    arrays : mapping of str to float32 array
-        State of the network.
-
-    Raises
-    ------
-    ValueError
-        An array is missing, superfluous or of another shape than the configuration asks for.
+    ``devices``: number of training devices. ``arrays``: float32 state of the network. Raises ValueError where an array
+    is missing, superfluous or of another shape than the configuration asks for.
     """
 
     def __init__(self, config: NetworkConfig, devices: int, arrays: Mapping[str, Array]) -> None:
@@ -71,13 +61,7 @@ class Weights:
 
     @property
     def network(self) -> LatencyNetwork:
-        """The network in torch, in evaluation mode; made at first use.
-
-        Raises
-        ------
-        MissingDependencyError
-            torch is not installed.
-        """
+        """The network in torch, in evaluation mode; made at first use."""
         with self._lock:
             if self._network is None:
                 self._network = _torch_network(self)
@@ -141,27 +125,15 @@ def transferred(
     new_devices: Sequence[str],
     fitted: Mapping[str, Array] | None = None,
 ) -> dict[str, Array]:
-    """State of a network with this version's columns and ``new_devices``.
+    """State of a network with this version's columns and ``new_devices``, from ``arrays``, the state of a trained one.
 
-    Parameters
-    ----------
-    arrays : mapping of str to array
-        State of the trained network.
-    config : NetworkConfig
-        Sizes of both networks.
-    columns : mapping
-        Columns of the trained network, from its manifest.
-    devices : sequence of str
-        Devices of the trained network; "" for one that was held out.
-    new_devices : sequence of str
-    fitted : mapping, optional
-        ``leaf_mean``, ``leaf_scale``, ``input_mean``, ``input_scale`` of the new training data. A column that is new
-        or was constant takes them, the others keep theirs. Default: mean 0, scale 1 for new columns.
+    ``config``: sizes of both networks. ``columns``: columns of the trained network, from its manifest. ``devices``: of
+    the trained network; "" for one that was held out. ``fitted``: ``leaf_mean``, ``leaf_scale``, ``input_mean``,
+    ``input_scale`` of the new training data. A column that is new or was constant takes them, the others keep theirs.
+    Default: mean 0, scale 1 for new columns.
 
-    Raises
-    ------
-    ValueError
-        The trained network reads a column that this version does not compute, or its arrays have other shapes.
+    Raises ValueError where the trained network reads a column that this version does not compute, or its arrays have
+    other shapes.
     """
     out = {name: np.array(value) for name, value in arrays.items()}
     wanted = network_columns(config)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Job:
+class ClusterJob:
     """An elastic job."""
 
     name: str
@@ -47,7 +47,7 @@ class Job:
 Allocation = list[int]
 
 
-def least(jobs: Sequence[Job], capacity: int) -> Allocation:
+def least(jobs: Sequence[ClusterJob], capacity: int) -> Allocation:
     """The fewest workers each, shortest remaining time first; 0 for what does not fit any more."""
     out = [0] * len(jobs)
     for i in sorted(range(len(jobs)), key=lambda i: (jobs[i].remaining_s[0], i)):
@@ -57,7 +57,7 @@ def least(jobs: Sequence[Job], capacity: int) -> Allocation:
     return out
 
 
-def allocate(jobs: Sequence[Job], capacity: int) -> Allocation:
+def allocate(jobs: Sequence[ClusterJob], capacity: int) -> Allocation:
     """The best worker counts: :func:`least`, then the knapsack over what is left, exactly.
 
     Dynamic programming over jobs and workers: O(jobs x capacity x counts).
@@ -85,7 +85,7 @@ def allocate(jobs: Sequence[Job], capacity: int) -> Allocation:
     return chosen
 
 
-def equal_share(jobs: Sequence[Job], capacity: int) -> Allocation:
+def equal_share(jobs: Sequence[ClusterJob], capacity: int) -> Allocation:
     """Baseline: the next larger count to each admitted job in turn, while it fits."""
     chosen = least(jobs, capacity)
     spare, grown = capacity - sum(chosen), True
@@ -99,7 +99,7 @@ def equal_share(jobs: Sequence[Job], capacity: int) -> Allocation:
     return chosen
 
 
-def greedy(jobs: Sequence[Job], capacity: int) -> Allocation:
+def greedy(jobs: Sequence[ClusterJob], capacity: int) -> Allocation:
     """Baseline: again and again the step that saves most seconds for each worker."""
     chosen = least(jobs, capacity)
     spare = capacity - sum(chosen)
@@ -118,12 +118,12 @@ def greedy(jobs: Sequence[Job], capacity: int) -> Allocation:
         chosen[-minus_i] = workers
 
 
-def total_s(jobs: Sequence[Job], chosen: Allocation) -> float:
+def total_s(jobs: Sequence[ClusterJob], chosen: Allocation) -> float:
     """Sum of the remaining times of the jobs that run."""
     return float(sum(job.time_s(n) for job, n in zip(jobs, chosen, strict=True) if n))
 
 
-def most_saved(jobs: Sequence[Job], chosen: Allocation, spare: int) -> float:
+def most_saved(jobs: Sequence[ClusterJob], chosen: Allocation, spare: int) -> float:
     """No allocation of ``spare`` extra workers to the jobs that run saves more: the linear relaxation.
 
     ``chosen``: of :func:`least`: only whether a job runs is read.
@@ -139,7 +139,7 @@ def most_saved(jobs: Sequence[Job], chosen: Allocation, spare: int) -> float:
     return saved
 
 
-def _items(job: Job) -> list[tuple[int, float]]:
+def _items(job: ClusterJob) -> list[tuple[int, float]]:
     """Extra workers and the seconds that they save, of each count."""
     return [
         (workers - job.workers[0], job.remaining_s[0] - seconds)
@@ -252,7 +252,7 @@ def figure_of(request: ClusterRequest, plan: ClusterPlan) -> float:
     return total_s(jobs, [job.workers for job in plan.jobs if job.workers])
 
 
-def _job(request: ClusterRequest, number: int, layout: str | None = None) -> Job:
+def _job(request: ClusterRequest, number: int, layout: str | None = None) -> ClusterJob:
     """A job; of a language model with the fastest layouts, or with one of this name alone."""
     form = request.jobs[number]
     if form.training is not None:
@@ -266,7 +266,9 @@ def _job(request: ClusterRequest, number: int, layout: str | None = None) -> Job
         )
         if missing := [str(count) for count in form.workers if count not in steps]:
             remarks += (f"{form.name}: no layout fits the memory of {', '.join(missing)} workers: left out",)
-        return Job(form.name, tuple(steps), tuple(needed * step.step_s for step in steps.values()), names, remarks)
+        return ClusterJob(
+            form.name, tuple(steps), tuple(needed * step.step_s for step in steps.values()), names, remarks
+        )
     if form.step is None:
         assert form.samples_per_s is not None
         rates = form.samples_per_s
@@ -275,10 +277,10 @@ def _job(request: ClusterRequest, number: int, layout: str | None = None) -> Job
         if not compute_s:
             raise FieldError(f"{form.name}: a step of 0 s has no throughput", path="jobs")
         rates = [n * form.step.samples / (compute_s + request.exchange_s(number, n)) for n in form.workers]
-    return Job(form.name, tuple(form.workers), tuple(form.remaining_samples / rate for rate in rates))
+    return ClusterJob(form.name, tuple(form.workers), tuple(form.remaining_samples / rate for rate in rates))
 
 
-def _returned(request: ClusterRequest, jobs: Sequence[Job]) -> ReclaimPlan | None:
+def _returned(request: ClusterRequest, jobs: Sequence[ClusterJob]) -> ReclaimPlan | None:
     if not request.reclaim:
         return None
     servers = {loan.name: loan.running for loan in request.loans}
@@ -296,7 +298,7 @@ def _returned(request: ClusterRequest, jobs: Sequence[Job]) -> ReclaimPlan | Non
 
 
 def _explain(
-    request: ClusterRequest, jobs: Sequence[Job], chosen: Sequence[int], capacity: int, borrowed: int
+    request: ClusterRequest, jobs: Sequence[ClusterJob], chosen: Sequence[int], capacity: int, borrowed: int
 ) -> list[str]:
     waiting = [job.name for job, n in zip(jobs, chosen, strict=True) if not n]
     _, longest = max((job.time_s(n), job.name) for job, n in zip(jobs, chosen, strict=True) if n)

@@ -20,7 +20,7 @@ from cdmpp.predict.requests.request import Interval
 
 
 # Plans of other programs may have more fields.
-class _Step(FusedPass, extra="ignore", strict=True, allow_inf_nan=False): ...
+class _ClaimedPass(FusedPass, extra="ignore", strict=True, allow_inf_nan=False): ...
 
 
 class _Interval(Interval, extra="ignore", strict=True, allow_inf_nan=False): ...
@@ -34,7 +34,7 @@ class _Claim(BaseModel, extra="ignore", strict=True, allow_inf_nan=False):
     rank_peak_activations: list[float] | None = None
     interval: _Interval | None = None
     baselines: dict[str, float] = Field(min_length=1)
-    order: list[list[_Step]]
+    order: list[list[_ClaimedPass]]
 
 
 def check(request: FusedRequest, answer: Any, prices: Sequence[Prediction] = ()) -> list[str]:

@@ -29,7 +29,7 @@ from cdmpp.plan.multimodal.placement import (
     task_count,
     work_by_rank,
 )
-from cdmpp.plan.multimodal.search import ROUNDING, Weights, quick_bounds_s, shorten
+from cdmpp.plan.multimodal.search import ROUNDING, PlacementTimes, quick_bounds_s, shorten
 from cdmpp.plan.multimodal.tasks import (
     ALTERNATE_RULE,
     FIRST_RULES,
@@ -104,7 +104,7 @@ class StepDesigns:
             return None
         self._known.add(key)
         rows = zip(placement.chunks, self.step.modules, strict=True)
-        weights = [Weights([row], module, self.step.ranks) for row, module in rows]
+        weights = [PlacementTimes([row], module, self.step.ranks) for row, module in rows]
         if quick_bounds_s(self.step, weights, items)[0] >= cutoff_s * (1 - ROUNDING):
             return None
         with self._timed(task_count(placement, items)):

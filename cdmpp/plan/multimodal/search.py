@@ -195,7 +195,7 @@ def try_all(step: StepSettings, best: Schedule, over: Callable[[int], bool]) -> 
     items = _items(step)
     if rows is None or not items or math.prod(map(len, rows)) * len(items) > MAX_DESIGNS:
         return best, False, 0
-    weights = [Weights(row, module, step.ranks) for row, module in zip(rows, step.modules, strict=True)]
+    weights = [PlacementTimes(row, module, step.ranks) for row, module in zip(rows, step.modules, strict=True)]
     limit_s = best.makespan_s * (1 - ROUNDING)
     kept: list[tuple[float, int, int]] = []
     for number, units in enumerate(items):
@@ -263,7 +263,7 @@ def _items(step: StepSettings) -> list[Items]:
     return list(dict.fromkeys(itertools.chain(even, by_sample)))
 
 
-class Weights:
+class PlacementTimes:
     """Layers' relative times of each placement of a module by rank; all arrays of shape (placements, ranks).
 
     ``before``: in the layers before the rank's first one; infinite where the rank has none.
@@ -277,7 +277,7 @@ class Weights:
                 self.before[number, chunk.rank] = min(self.before[number, chunk.rank], module.weight(0, chunk.first))
 
 
-def quick_bounds_s(step: StepSettings, weights: Sequence[Weights], items: Items) -> np.ndarray:
+def quick_bounds_s(step: StepSettings, weights: Sequence[PlacementTimes], items: Items) -> np.ndarray:
     """Lower bound of each combination of placements, flat, without its tasks.
 
     For each rank its work, and the shortest way to it and back.

@@ -32,7 +32,7 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptTensor:
     """A tensor that its consumers keep for their backward passes, each in the type that it reads.
 
     Consumers that read the same type share one copy.
@@ -56,7 +56,7 @@ class DeviceCosts:
     sensitivity: list[np.ndarray]  # error that a level adds
     own_bytes: list[np.ndarray]  # low-precision copy of the weights, and tensors kept besides the inputs
     edges: tuple[Edge, ...]
-    kept: tuple[Kept, ...]
+    kept: tuple[KeptTensor, ...]
     fixed_bytes: float  # bytes that do not depend on the choice: master weights, gradients, optimizer, workspace
     memory_bytes: float  # memory limit; infinite where there is none
     after: np.ndarray  # (ends,): slots that are followed by work outside this queue: exchanges, the optimizer step

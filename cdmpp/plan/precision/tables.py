@@ -21,7 +21,7 @@ from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, FieldError
 from cdmpp.plan.precision.network import Network, gradient_dtype, read_network
-from cdmpp.plan.precision.pricing import DeviceCosts, Edge, Kept
+from cdmpp.plan.precision.pricing import DeviceCosts, Edge, KeptTensor
 from cdmpp.plan.precision.schema import CastSource, DeviceLine, ExchangeForm, OperatorForm, PrecisionRequest
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.memory import memory_limit
@@ -349,7 +349,7 @@ class _DeviceReader:
         )
         return DeviceTables(predicted, lower, upper, costs, self.cast_source)
 
-    def _edges(self) -> tuple[tuple[Edge, ...], tuple[Kept, ...]]:
+    def _edges(self) -> tuple[tuple[Edge, ...], tuple[KeptTensor, ...]]:
         """Tensors between operators with their casts, and tensors that are kept for the backward pass."""
         operators, levels, line = self.network.operators, self.levels, self.line
         edges: list[Edge] = []
@@ -371,7 +371,7 @@ class _DeviceReader:
                     tables[key] = np.array(forward), np.array(backward)
                 edges.append(Edge(producer, i, *tables[key]))
         kept = tuple(
-            Kept(tuple(sorted(consumers)), operators[producer].output_elements)
+            KeptTensor(tuple(sorted(consumers)), operators[producer].output_elements)
             for producer, consumers in enumerate(readers)
             if consumers and operators[producer].output_elements
         )

@@ -20,9 +20,8 @@ from cdmpp.llm.forms import (
     TrainingNetwork,
     training_requests,
 )
-from cdmpp.llm.options import MAX_GLOBAL_BATCH, MAX_SEQUENCE
+from cdmpp.llm.options import MAX_GLOBAL_BATCH, MAX_SEQUENCE, Overlap
 from cdmpp.llm.training.gradients import GradientPlan
-from cdmpp.llm.training.layout import Overlap
 from cdmpp.llm.training.layouts import PricedLayouts
 from cdmpp.llm.training.result import TrainingStep, parts_table
 from cdmpp.plan.compress.schema import CompressorForm

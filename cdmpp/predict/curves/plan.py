@@ -34,21 +34,9 @@ Programs = Template | str | Mapping[str, Any] | Sequence[Template]
 class CurvePlan:
     """Queries of a curve, and the curve made of their predictions.
 
-    Parameters and errors are those of :func:`cdmpp.predict.curves.predict_curve`.
-
-    Parameters
-    ----------
-    find : callable, optional
-        Looks up a device by name, once for all points; without it the predictor does.
-    most : int
-        Largest number of queries.
-
-    Attributes
-    ----------
-    queries : list of Query
-        Queries for a predictor; pass their predictions to :meth:`curve`.
-    levels : tuple of float
-        Quantile levels.
+    Parameters and errors are those of :func:`cdmpp.predict.curves.predict_curve`. ``find``: looks up a device by name,
+    once for all points; without it the predictor does. ``max_predictions``: limit of the queries. Attribute
+    ``levels``: of the quantiles.
     """
 
     def __init__(
@@ -63,7 +51,7 @@ class CurvePlan:
         quantiles: Sequence[float] = DEFAULT_QUANTILES,
         monotone: Sequence[str] | None = None,
         find: Callable[[str], DeviceSpec] | None = None,
-        most: int = MAX_POINTS,
+        max_predictions: int = MAX_POINTS,
         implementation: str | None = None,
     ) -> None:
         self.levels = check_quantiles(quantiles)
@@ -73,11 +61,11 @@ class CurvePlan:
         if not devices:
             raise DataError("a curve needs a device", hint="pass at least one device")
         rows = len(grid) * grid.programs_each * len(devices)
-        if rows > most:
+        if rows > max_predictions:
             raise DataError(
                 f"{len(grid)} points of {grid.programs_each} programs on {len(devices)} devices are "
                 f"{rows:,} predictions",
-                hint=f"at most {most:,} predictions are allowed: use fewer values",
+                hint=f"at most {max_predictions:,} predictions are allowed: use fewer values",
             )
         self._devices = [_device(device, find) for device in devices]
         self._points = [_PointPrograms.of(grid, at, backend or "library") for at in grid.points()]

@@ -232,20 +232,10 @@ def module_predictions(
     execution: Execution | None = None,
     host: Any = None,
 ) -> ModulePrediction | ModulePredictions:
-    """The answer for the device, or a list with one answer per device.
+    """The answer for the device as the caller gave it, or a list with one answer for each of d devices.
 
-    Parameters
-    ----------
-    listing : ModuleListing
-        With p programs.
-    predictions : sequence of Prediction, length p * d
-        Of ``listing.programs`` on the d devices, program by program.
-    device : device, or sequence of d devices
-        As the caller gave it.
-    execution : {"eager", "compiled", "cuda-graph", "compiled-graph"}, optional
-        Default: the sum of the programs.
-    host : optional
-        As :func:`cdmpp.predict.modules.execution.host_profile` takes it.
+    ``predictions``: of the p programs of the listing on the devices, program by program. ``execution`` None: the sum of
+    the programs. ``host``: as :func:`cdmpp.predict.modules.execution.host_profile` takes it.
     """
     count = len(listing.programs)
     if not count:
@@ -397,7 +387,7 @@ def total_width(counted: Sequence[tuple[Prediction, int]]) -> float:
 
 def program_cells(program: ModuleProgram, module: str) -> tuple[str, ...]:
     """Cells of :data:`PROGRAM_HEADER`; ``module`` is the name of the root."""
-    each, seconds = program.prediction.latency_s, program.seconds
+    launch_s, seconds = program.prediction.latency_s, program.seconds
     where = program.module or (module if program.phase != "optimizer" else "")
     return (
         program.call,
@@ -405,7 +395,7 @@ def program_cells(program: ModuleProgram, module: str) -> tuple[str, ...]:
         where,
         program.phase,
         f"{program.count:,} x",
-        "error" if each is None else format_latency(each),
+        "error" if launch_s is None else format_latency(launch_s),
         "" if seconds is None else format_latency(seconds),
         "" if program.share is None else percent(program.share),
         program.domain or "",
@@ -471,8 +461,8 @@ def _is_one_module(predictions: Sequence[ModulePrediction]) -> bool:
     return len({tuple((p.call, p.program, p.phase) for p in answer.programs) for answer in predictions}) == 1
 
 
-def module_matrix(predictions: Sequence[ModulePrediction], most: int | None = None) -> Table:
-    """One row per program, the ``most`` most expensive first, a column per device; then the totals."""
+def module_matrix(predictions: Sequence[ModulePrediction], max_rows: int | None = None) -> Table:
+    """One row per program, the ``max_rows`` most expensive first, a column per device; then the totals."""
     rows = sorted(
         zip(*(answer.programs for answer in predictions), strict=True),
         key=lambda row: -max(program.seconds or 0.0 for program in row),
@@ -480,7 +470,7 @@ def module_matrix(predictions: Sequence[ModulePrediction], most: int | None = No
     first = predictions[0]
     cells = [
         (*program_cells(row[0], first.name)[:5], *(_seconds_text(program.seconds) for program in row))
-        for row in rows[:most]
+        for row in rows[:max_rows]
     ]
     if rest := rows[len(cells) :]:
         sums = [format_latency(sum(program.seconds or 0.0 for program in column)) for column in zip(*rest, strict=True)]

@@ -201,12 +201,7 @@ class ModulePredictor:
 
 
 def checked_timings(measured: Sequence[tuple[Any, Any, float]]) -> Sequence[tuple[Any, Any, float]]:
-    """The timings, if there are any and all are positive.
-
-    Raises
-    ------
-    DataError
-    """
+    """The timings, if there are any and all are positive; else DataError."""
     if not measured or not all(seconds > 0 for *_, seconds in measured):
         raise DataError("a host is fitted to at least one positive time", hint="pass (module, inputs, seconds)")
     return measured
@@ -241,13 +236,7 @@ def fit_host(
 def execution_of(
     module: Any, execution: Execution | None, protocol: Protocol | None
 ) -> tuple[Execution | None, Protocol]:
-    """The execution of a call, and the protocol of its programs.
-
-    Raises
-    ------
-    DataError
-        Both are given, or the execution is not known.
-    """
+    """The execution of a call, and the protocol of its programs; both at once are an error."""
     if execution not in (None, *EXECUTIONS):
         raise DataError(f"execution {execution!r} is not known", hint="one of: " + ", ".join(EXECUTIONS))
     if protocol is None:

@@ -111,19 +111,19 @@ def _attention_s(work: AttentionWork, program_s: float, device: DeviceSpec) -> f
         return program_s  # other kernels
     rate = _sustained(peak / (device.compute_units * device.clock_hz), ATTENTION_RATE)
     keys, dim = 64 * math.ceil(work.keys / 64), 32 * math.ceil(work.head_dim / 32)
-    whole, each = (
+    whole, masked = (
         4 * QUERIES * n * dim / rate + TILE_CYCLES for n in (keys, keys / 2 + 64 if keys > QUERIES else keys)
     )
     waves = max(1.0, work.heads * math.ceil(work.queries / QUERIES) / device.compute_units)
-    cycles = max(whole, waves * each) if work.causal else waves * whole
+    cycles = max(whole, waves * masked) if work.causal else waves * whole
     moved = 2 * 2 * work.heads * (work.queries + work.keys) * work.head_dim
     memory_s = moved / (ATTENTION_BANDWIDTH * device.mem_bandwidth_bytes_per_s)
     return ATTENTION_S + max(cycles / device.clock_hz, memory_s)
 
 
-def _sustained(peak: float, most: float) -> float:
+def _sustained(peak: float, limit: float) -> float:
     """A rate near the smaller of the two."""
-    return peak / math.hypot(1.0, peak / most)
+    return peak / math.hypot(1.0, peak / limit)
 
 
 def tensor_flops(dtype: str, device: DeviceSpec) -> float | None:

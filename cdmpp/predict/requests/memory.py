@@ -49,16 +49,9 @@ def _specification(device: DeviceValue) -> DeviceSpec | None:
 
 
 def memory_limit(given: float | None, devices: Iterable[DeviceValue], ignore: bool) -> float:
-    """Memory limit in bytes.
+    """Memory limit in bytes: that which the request states, or of the smallest of the devices that it is for.
 
-    Parameters
-    ----------
-    given : float or None
-        Limit that the request states.
-    devices : iterable of device names or specifications
-        Devices that the limit is for; the smallest decides.
-    ignore : bool
-        ``ignore_memory`` of the request.
+    ``ignore``: ``ignore_memory`` of the request.
     """
     if ignore:
         return UNLIMITED_BYTES
@@ -66,18 +59,10 @@ def memory_limit(given: float | None, devices: Iterable[DeviceValue], ignore: bo
 
 
 def check_fits(what: str, needed: float, limit: float, *, path: str, fits: str) -> None:
-    """Raise InfeasibleError where a plan needs more memory than a device has.
+    """Raise InfeasibleError where a plan needs more bytes than a device has.
 
-    Parameters
-    ----------
-    what : str
-        Subject of the message: "rank 2", "an attention instance".
-    needed, limit : float
-        Bytes.
-    path : str
-        Field of the request that states the limit, or that the need follows from.
-    fits : str
-        What would fit.
+    ``what``: subject of the message, such as "rank 2". ``path``: field of the request that states the limit, or that
+    the need follows from. ``fits``: what would fit.
     """
     if needed > limit:
         raise does_not_fit(what, needed, limit, path=path, fits=fits)

@@ -91,20 +91,9 @@ def draw_timeline(
     marks: Mapping[str, float] | None = None,
     xlabel: str = "time",
 ) -> None:
-    """Draw bars in rows over time; the first row is at the top.
+    """Draw bars in rows over time, the first :data:`MAX_BARS` of those in rows that exist; the first row is at the top.
 
-    Parameters
-    ----------
-    bars : sequence of Bar
-        The first :data:`MAX_BARS` are drawn, those in rows that exist.
-    rows : sequence of str
-        Labels of the rows.
-    end_s : float
-        End of the time axis.
-    marks : mapping of str to float, optional
-        Labelled vertical lines, in seconds.
-    xlabel : str
-        The unit is added.
+    ``end_s``: end of the time axis. ``marks``: labelled vertical lines, in seconds. The unit is added to ``xlabel``.
     """
     from matplotlib.collections import PolyCollection
     from matplotlib.colors import to_rgba_array

@@ -64,10 +64,10 @@ class Cost:
         )
         return cls(total("latency_s"), total("lower_s"), total("upper_s"), parts)
 
-    def largest(self, most: int = 2) -> str:
+    def largest(self, count: int = 2) -> str:
         """The programs with the largest shares, as text: "linear:m=512,... 61 %, softmax:... 20 %"."""
         whole = sum(part.latency_s for part in self.parts) or 1.0
-        by_size = sorted(self.parts, key=lambda part: (-part.latency_s, part.name))[:most]
+        by_size = sorted(self.parts, key=lambda part: (-part.latency_s, part.name))[:count]
         return ", ".join(f"{part.name} {100 * part.latency_s / whole:.0f} %" for part in by_size)
 
 

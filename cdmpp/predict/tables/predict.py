@@ -88,8 +88,8 @@ class SlicePredictor:
     def answer(self, part: TableSlice, rows: list[TableRow]) -> AnsweredSlice:
         """Predict the rows of a slice; see :meth:`__call__`."""
         queries = [(row.number, query) for row in rows for query in self.reader.queries(row)]
-        asked = [query for _, query in queries if isinstance(query, Query)]
-        predictions = iter(self._predictor.predict_queries(asked, self._task.levels) if asked else [])
+        valid_queries = [query for _, query in queries if isinstance(query, Query)]
+        predictions = iter(self._predictor.predict_queries(valid_queries, self._task.levels) if valid_queries else [])
         model_id = self._predictor.model_id
         answers, errors = [], []
         for number, query in queries:

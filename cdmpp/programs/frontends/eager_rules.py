@@ -388,8 +388,8 @@ def _conv_work(x: Any, w: Any, y: Any, stride: Any, groups: int, bias: bool, tra
     taps = math.prod(w.shape[2:])
     dtype = dtype_of(x)
     if groups == x.shape[1] > 1 and not transposed:
-        each = max(700, (43 if len(x.shape) < 5 else 60) * taps) if dtype == "float32" else 2000 + 90 * taps
-        return KernelWork("depth-wise", operations=each * y.numel(), replaces=True)
+        instructions = max(700, (43 if len(x.shape) < 5 else 60) * taps) if dtype == "float32" else 2000 + 90 * taps
+        return KernelWork("depth-wise", operations=instructions * y.numel(), replaces=True)
     strides = tuple(stride) * (len(x.shape) - 2 if len(stride) == 1 else 1)
     return ConvolutionWork(
         dtype,

@@ -156,8 +156,8 @@ def scaling_of(dtype: str, weight_dtype: str, scales: ScaleLayout) -> tuple[str 
     if scales.kind == "block":
         exact = {"nvfp4": 16, "mx32": 32, "block128": 128}.get(known) == scales.block
         return known, "" if exact else f"scales of blocks of {scales.block}, timed as {known}"
-    meant = "channel" if scales.kind == "dynamic" else scales.kind
-    return known, "" if known == meant else f"one scale per {meant}, timed as {known}"
+    granularity = "channel" if scales.kind == "dynamic" else scales.kind
+    return known, "" if known == granularity else f"one scale per {granularity}, timed as {known}"
 
 
 def _preference(scales: ScaleLayout) -> tuple[str, ...]:
@@ -222,8 +222,11 @@ def _settle_absorbed(graph: OnnxGraph, groups: Sequence[NodeGroup], taken: set[i
         if any(value in graph.outputs for value in node.outputs):
             return False
         consumers = [c for value in node.outputs for c in graph.consumers(value)]
-        mine = readers[node.index]
-        return all((c.index in nodes and readers[c.index] <= mine) or owner.get(c.index) in mine for c in consumers)
+        node_readers = readers[node.index]
+        return all(
+            (c.index in nodes and readers[c.index] <= node_readers) or owner.get(c.index) in node_readers
+            for c in consumers
+        )
 
     while left := [index for index, node in nodes.items() if not runs_in_products_only(node)]:
         for index in left:

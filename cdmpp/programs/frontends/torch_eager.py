@@ -150,39 +150,21 @@ def eager_trace(
 ) -> EagerTrace:
     """List the kernels of one forward pass, and of the backward pass if asked for.
 
+    Kernels are those of a GPU: dropout is one kernel, and attention that is called by ``scaled_dot_product_attention``
+    is one fused kernel forward and three backward. The module is traced as a copy on ``meta`` and is not changed. Of
+    ``inputs`` only shapes and types of tensors count, also in lists and dictionaries.
+
+    ``backward``: also run backward from a gradient of the output; parameters that require a gradient get one. Needs a
+    module that returns tensors, alone or in tuples, lists, dictionaries or data classes. If a dictionary or object has
+    a ``loss``, the backward pass starts there. ``accumulate``: gradients are there from an earlier pass: each new one
+    is added to the old. ``dtype``: of the floating-point parameters, buffers and inputs, as after ``module.to(dtype)``.
+    ``autocast``: as under ``torch.autocast``: products in this type, normalisations and softmax in float32, casts
+    between. ``train``: ``train()`` or ``eval()`` before the run; default: the mode of the module. ``optimizer`` makes
+    an optimizer of the parameters that the backward pass gave gradients; one step of it is traced. ``with_graph``: take
+    down the data flow of the calls too.
+
     Raises InvalidProgramError: the module contains itself, does not accept the inputs, or does not run without data: it
     looks at values, or makes tensors on a device of its own.
-
-    Parameters
-    ----------
-    module : torch.nn.Module
-        Traced as a copy on ``meta``; the module itself is not changed.
-    inputs : sequence
-        Positional arguments. Only shapes and types of tensors count, also in lists and dictionaries.
-    keywords : mapping of str, optional
-        Keyword arguments.
-    backward : bool
-        Also run backward from a gradient of the output; parameters that require a gradient get one. Needs a
-        module that returns tensors, alone or in tuples, lists, dictionaries or data classes. If a dictionary or object
-        has a ``loss``, the backward pass starts there.
-    accumulate : bool
-        Gradients are there from an earlier pass: each new one is added to the old.
-    dtype : torch.dtype, optional
-        Type of the floating-point parameters, buffers and inputs, as after ``module.to(dtype)``.
-    autocast : torch.dtype, optional
-        As under ``torch.autocast``: products in this type, normalisations and softmax in float32, casts
-        between.
-    train : bool, optional
-        ``train()`` or ``eval()`` before the run; default: the mode of the module.
-    optimizer : callable, optional
-        Makes an optimizer of the parameters that the backward pass gave gradients. One step of it is traced.
-    with_graph : bool
-        Take down the data flow of the calls too.
-
-    Notes
-    -----
-    Kernels are those of a GPU: dropout is one kernel, and attention that is called by
-    ``scaled_dot_product_attention`` is one fused kernel forward and three backward.
     """
     module = meta_module(module, dtype, train)
     arguments, keyword_arguments = meta_inputs((list(inputs), dict(keywords or {})), dtype)
@@ -638,7 +620,7 @@ def _one_node(
 ) -> Any:
     """``compute(*tensors)`` as one node of autograd; ``backward`` takes down the kernels of its gradient."""
 
-    class Node(torch.autograd.Function):
+    class FusedKernels(torch.autograd.Function):
         """Autograd's node of the fused kernels."""
 
         @staticmethod
@@ -656,7 +638,7 @@ def _one_node(
             backward()
             return results
 
-    return Node.apply(*tensors)  # type: ignore[no-untyped-call]
+    return FusedKernels.apply(*tensors)  # type: ignore[no-untyped-call]
 
 
 #: PyTorch's recurrent networks -> gates of a cell.

@@ -96,32 +96,12 @@ def list_module(
     optimizer: str | Callable[..., Any] | None = None,
     compiled: bool = False,
 ) -> ModuleListing:
-    """List the kernels that eager PyTorch launches for one run of a module.
+    """List the kernels that eager PyTorch launches for one run of a module; ``compiled``: of torch.compile.
 
-    Raises InvalidProgramError: the module contains itself, does not accept the inputs, or looks at values.
-    Raises DataError: an option is not known, or ``module`` or ``example_inputs`` is something else.
-    Raises MissingDependencyError: torch is not installed.
-
-    Parameters
-    ----------
-    module : torch.nn.Module or torch.export.ExportedProgram
-        Parameters may be on ``meta``. The module is traced as a copy and does not change.
-    example_inputs : tuple, mapping, Tensor or None
-        Positional arguments, keyword arguments, or the only argument. Only shapes and types count. None for an
-        exported program: the inputs that it was exported with.
-    mode : {"inference", "training", "forward"}
-        ``eval()`` and the forward pass; ``train()``, the forward and the backward pass; or the forward pass with the
-        module's own flags and without gradients.
-    dtype : torch.dtype or {"float32", "float16", "bfloat16"}, optional
-        Type of floating-point parameters, buffers and inputs, as after ``module.to(dtype)``. Default: their own types.
-    autocast : torch.dtype or {"float16", "bfloat16"}, optional
-        Products run in this type with casts before them, as under ``torch.autocast``.
-    optimizer : {"sgd", "adam", "adamw"} or callable, optional
-        In training, the update is listed too. A callable makes an optimizer of parameters:
-        ``lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True)``. Names stand for PyTorch's optimizers with
-        ``foreach=True``, as it runs them on GPUs. Default: no update.
-    compiled : bool
-        List the kernels of ``torch.compile`` instead of eager PyTorch's.
+    The other parameters are those of :meth:`cdmpp.predict.modules.predictor.ModulePredictor.predict_module`. The module
+    is traced as a copy and does not change. Raises InvalidProgramError where the module contains itself, does not
+    accept the inputs, or looks at values; and DataError where an option is not known, or ``module`` or
+    ``example_inputs`` is something else.
     """
     torch = import_torch()
     from cdmpp.programs.frontends.torch_eager import eager_trace
@@ -201,7 +181,7 @@ def exported_library_graph(exported: Any, name: str) -> ProgramGraph:
         warnings.simplefilter("ignore", FutureWarning)  # torch copies exported programs with its own old calls
         trace = eager_trace(exported.module(), arguments, keywords=keywords)
     last: tuple[str, ...] = ()
-    for number, launch in enumerate(chain.from_iterable([each] * each.runs for each in trace.launches)):
+    for number, launch in enumerate(chain.from_iterable([repeated] * repeated.runs for repeated in trace.launches)):
         node = f"{launch.call}_{number}"
         program = TensorProgram.from_operator(launch.spec)
         builder.launch(node, launch.call, program, reads=last, writes=(node,), remark=launch.remark)

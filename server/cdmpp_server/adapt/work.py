@@ -117,9 +117,9 @@ def run(bases: Bases, header: Mapping[str, Any], body: bytes) -> WorkerReply:
         return {"refused": _refusal(error)}, b""
 
 
-def _read(body: bytes, most: int) -> bytes:
+def _read(body: bytes, max_records: int) -> bytes:
     """The validated request with its defaults; each program is its text or the object that was sent."""
-    request = parse(adapt_request_model(most), body)
+    request = parse(adapt_request_model(max_records), body)
     records = [
         {**record.model_dump(exclude={"program"}), "program": program_value(record.program)}
         for record in request.records

@@ -144,21 +144,9 @@ _SUBMISSION_LOCK = 0x6A6F6273
 class JobStore:
     """The queue of jobs. Calls block and raise :class:`cdmpp_server.observe.tables.StoreUnavailableError`.
 
-    Parameters
-    ----------
-    store : ObservationStore
-        Holds the database connection.
-    max_jobs : int
-        Limit of queued and running jobs.
-    max_of_sender : int
-        Limit of those of one sender.
-    max_kept : int
-        Limit of finished jobs; the oldest are deleted first.
-    keep_s : float
-        Seconds after which a finished job is deleted.
+    ``max_jobs``: limit of queued and running jobs; ``max_of_sender``: of those of one sender; ``max_kept``: of finished
+    jobs, of which the oldest are deleted first. ``keep_s``: time after which a finished job is deleted.
 
-    Notes
-    -----
     Senders take turns. A job gets a tag when it is submitted: its own budget, after the tag of the sender's job before
     it, or after that of the job that is due now. The job with the smallest tag is next. So the jobs of a sender keep
     their order, each sender gets an equal share of the time, and an absent one saves up nothing. This is self-clocked

@@ -426,16 +426,8 @@ def list_observations(
 ) -> list[dict[str, Any]]:
     """Observations of a device, newest first, as fields of :class:`ListedObservation`.
 
-    Parameters
-    ----------
-    device, digest : str
-        Name, and hash of the figures; None: of every device with this name.
-    model_id : str, optional
-        Only predictions of this model.
-    sender : str, optional
-        Only observations of this sender.
-    before : str, optional
-        Only observations that are older than the one with this id.
+    ``digest``: hash of the device's figures; None: of every device with this name. ``before``: only observations that
+    are older than the one with this id.
     """
     query: Select[Any] = select(observations).where(observations.c.device == device)
     for column, value in (("device_digest", digest), ("model_id", model_id), ("sender", sender)):

@@ -108,9 +108,9 @@ def add_observations(
     return results
 
 
-def drop_oldest(connection: Connection, most: int) -> None:
-    """Keep at most ``most`` observations; the senders with most lose their oldest."""
-    _drop(connection, observations, most, observations.c.id)
+def drop_oldest(connection: Connection, max_rows: int) -> None:
+    """Keep at most ``max_rows`` observations; the senders with most lose their oldest."""
+    _drop(connection, observations, max_rows, observations.c.id)
 
 
 def running_errors(connection: Connection) -> Iterable[tuple[Row[Any], Running]]:
@@ -153,11 +153,11 @@ def _update_running(
     return created
 
 
-def _drop(connection: Connection, table: Any, most: int, age: Any) -> None:
-    """Delete the rows with the smallest ``age`` of the senders with most rows, until ``most`` rows are left."""
+def _drop(connection: Connection, table: Any, max_rows: int, age: Any) -> None:
+    """Delete the rows with the smallest ``age`` of the senders with most rows, until ``max_rows`` rows are left."""
     newest = func.max(age)
     counts = select(table.c.sender, func.count()).group_by(table.c.sender).order_by(newest)
-    for sender, number in excess({sender: count for sender, count in connection.execute(counts)}, most).items():
+    for sender, number in excess({sender: count for sender, count in connection.execute(counts)}, max_rows).items():
         # An alias: the inner query must not refer to the row of the outer one.
         inner = table.alias()
         oldest = select(*(inner.c[column.name] for column in table.primary_key))
@@ -230,25 +230,11 @@ _HASH = re.compile("[0-9a-f]{32}")
 class ObservationStore:
     """Access to the tables. The methods block, and are safe between threads and processes.
 
-    Parameters
-    ----------
-    database : str
-        As :func:`cdmpp_server.database.database_url` reads it.
-    max_programs, max_program_bytes : int
-        Maximum number and size of stored programs, exceeded by a few for a while. The least recently used are
-        removed first.
-    max_observations : int
-        Maximum number of observations, exceeded by 1 % for a while. The senders with most lose their oldest.
-
-    Attributes
-    ----------
-    signer : Signer or None
-        Makes and reads prediction ids; None until the database was opened for the first time.
-
-    Notes
-    -----
-    Every method raises :class:`StoreUnavailableError` while the database is unavailable; the next call tries
-    again.
+    Every method raises :class:`StoreUnavailableError` while the database is unavailable; the next call tries again.
+    ``database``: as :func:`cdmpp_server.database.database_url` reads it. ``max_programs``, ``max_program_bytes``: of
+    stored programs, exceeded by a few for a while; the least recently used are removed first. ``max_observations``:
+    exceeded by 1 % for a while; the senders with most lose their oldest. Attribute ``signer``, which makes and reads
+    prediction ids, is None until the database was opened for the first time.
     """
 
     def __init__(

@@ -169,8 +169,8 @@ class Rates:
         return bucket
 
 
-def _refilled(level: float, rate: float, passed_s: float, most: float) -> float:
-    return most if rate == math.inf else min(most, level + passed_s * rate)
+def _refilled(level: float, rate: float, passed_s: float, capacity: float) -> float:
+    return capacity if rate == math.inf else min(capacity, level + passed_s * rate)
 
 
 def sender_of(key: str | None, address: str | None) -> str:

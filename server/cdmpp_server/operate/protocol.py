@@ -146,10 +146,10 @@ def too_many() -> ProblemError:
     return ProblemError("overloaded", "the service has as many connections as it accepts", "retry after a second")
 
 
-def header_too_large(most: int) -> ProblemError:
+def header_too_large(max_bytes: int) -> ProblemError:
     """Problem of a request whose header is too large (431)."""
     return ProblemError(
-        "headers_too_large", f"the header of the request exceeds {most} bytes", "send fewer or shorter headers"
+        "headers_too_large", f"the header of the request exceeds {max_bytes} bytes", "send fewer or shorter headers"
     )
 
 

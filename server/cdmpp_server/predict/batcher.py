@@ -122,19 +122,9 @@ class PredictsFeatures(Typed):
 class Batcher:
     """The queue. All methods belong to one event loop; use it inside :meth:`running`.
 
-    Parameters
-    ----------
-    max_batch_rows : int
-        Maximum rows of a batch.
-    max_queued_rows : int
-        Maximum waiting rows; a request beyond it is refused (503). With an empty queue, a request of any size is
-        accepted.
-    max_wait_s : float
-        Time for which a small batch right after another waits for more rows, in seconds.
-    threads : int
-        Batches that are computed at the same time.
-    on_batch : callable, optional
-        Called with the rows and the seconds of each batch.
+    ``max_queued_rows``: waiting rows, beyond which a request is refused (503); with an empty queue, a request of any
+    size is accepted. ``max_wait_s``: time for which a small batch right after another waits for more rows. ``threads``:
+    batches that are computed at the same time. ``on_batch``: called with the rows and the seconds of each batch.
     """
 
     def __init__(

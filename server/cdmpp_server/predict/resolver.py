@@ -30,16 +30,8 @@ _INLINE_ITEMS = 256
 class ProgramResolver:
     """Resolves programs with the cache, the sandbox and the store. Belongs to one event loop.
 
-    Parameters
-    ----------
-    programs : Programs
-        Cache of programs.
-    sandbox : Sandbox
-        Reads TVM JSON and TVMScript.
-    store : ObservationStore, optional
-        Has the registered programs.
-    threads : ConcurrencyLimiter
-        Runs the work for large requests.
+    The sandbox reads TVM JSON and TVMScript, the store has the registered programs, and ``threads`` run the work for
+    large requests.
     """
 
     def __init__(

@@ -58,16 +58,8 @@ GOLDEN = Query(TensorProgram.from_operator("linear:m=512,n=4096,k=1024,dtype=flo
 class PredictionService:
     """Predicts requests with the loaded models. Belongs to one event loop.
 
-    Parameters
-    ----------
-    batcher : Batcher
-        Computes predictions that are not cached.
-    sandbox : Sandbox
-        Reads TVM JSON and TVMScript.
-    metrics : Metrics
-        Counts items and cache hits.
-    store : ObservationStore, optional
-        Stores registered programs; without a store they are known by hash while they are cached.
+    The batcher computes predictions that are not cached. The sandbox reads TVM JSON and TVMScript. Without a store,
+    registered programs are known by hash while they are cached.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ class TirText:
 
 
 @dataclass
-class _WaitingJob:
+class _SandboxJob:
     header: dict[str, Any]
     payload: bytes
     #: Converts the worker's reply to the result; raises CdmppError or InvalidReplyError.
@@ -60,17 +60,10 @@ class _WaitingJob:
 class Sandbox:
     """Reads untrusted bytes in worker processes. Belongs to one event loop; an async context manager.
 
-    Parameters
-    ----------
-    workers : int
-        Maximum number of processes for TVM JSON and ONNX, and as many for TVMScript, which needs TVM and
-        seconds to start. Each starts when it is first needed.
-    memory_bytes : int
-        Memory of a worker for the texts that it reads.
-    timeout_s : float
-        Time limit of one program or model, in seconds.
-    max_queued : int
-        Maximum number of waiting turns for either kind of worker; one more is refused.
+    ``workers``: maximum number of processes for TVM JSON and ONNX, and as many for TVMScript, which needs TVM and
+    seconds to start; each starts when it is first needed. ``memory_bytes``: of a worker for the texts that it reads.
+    ``timeout_s``: of one program or model. ``max_queued``: waiting turns for either kind of worker; one more is
+    refused.
     """
 
     def __init__(
@@ -136,7 +129,7 @@ class Sandbox:
         MissingDependencyError: TVM is not installed; OverloadedError: the queue is full, or no worker can be started.
         """
         header = {"kind": "tvmscript", "backend": "tvm", "as_json": True}
-        job = _WaitingJob(header, script.encode("utf-8", "surrogatepass"), replies.tvm_json)
+        job = _SandboxJob(header, script.encode("utf-8", "surrogatepass"), replies.tvm_json)
         (result,) = await self._submit([job], needs_tvm=True)
         if isinstance(result, CdmppError):
             raise result
@@ -153,14 +146,14 @@ class Sandbox:
         Raises InvalidProgramError, OverloadedError: as in :meth:`script_as_json`.
         """
         header = {"kind": ONNX_KIND, "dims": dict(dims or {}), "max_programs": max_programs}
-        job = _WaitingJob(header, data, lambda reply, _: replies.model_summary(reply, max_programs))
+        job = _SandboxJob(header, data, lambda reply, _: replies.model_summary(reply, max_programs))
         (result,) = await self._submit([job], needs_tvm=False)
         if isinstance(result, CdmppError):
             raise result
         assert isinstance(result, ModelSummary)
         return result
 
-    async def _submit(self, jobs: list[_WaitingJob], needs_tvm: bool) -> list[Any]:
+    async def _submit(self, jobs: list[_SandboxJob], needs_tvm: bool) -> list[Any]:
         """Run the jobs of one turn; a job whose text is at fault gives a CdmppError.
 
         Raises OverloadedError: the queue is full, no worker can be started, or the service is stopping.
@@ -180,7 +173,7 @@ class Sandbox:
         finally:
             abandoned.set()  # if this call was cancelled, the turn stops after the current job
 
-    async def _run(self, worker: SupervisedWorker, job: _WaitingJob) -> Any:
+    async def _run(self, worker: SupervisedWorker, job: _SandboxJob) -> Any:
         """Return the result of one job, or the CdmppError that describes the text's fault."""
         text = f"{job.header['kind']} of {len(job.payload)} bytes"
         try:
@@ -208,8 +201,8 @@ class Sandbox:
             return _unreadable("its reader failed")
 
 
-def _tir_job(program: TirText) -> _WaitingJob:
-    return _WaitingJob(
+def _tir_job(program: TirText) -> _SandboxJob:
+    return _SandboxJob(
         {"kind": program.kind, "backend": program.backend},
         program.text.encode("utf-8", "surrogatepass"),
         partial(replies.encoded_program, backend=program.backend),

@@ -369,16 +369,8 @@ class SandboxPool:
     fair queueing. When it is full, the sender with the most waiting jobs loses its last one. A sender that runs a long
     job gets the last free worker for short jobs only, so that the others need not wait for two of its long jobs.
 
-    Parameters
-    ----------
-    workers : int
-        Maximum number of processes; each starts when it is first needed.
-    make : callable
-        Returns a worker that is not started.
-    max_queued : int
-        Maximum number of jobs that wait.
-    max_jobs : int, optional
-        Jobs after which a process is replaced.
+    ``workers``: maximum number of processes; each is made, not started, by ``make``, starts when it is first needed,
+    and is replaced after ``max_jobs`` jobs. ``max_queued``: maximum number of jobs that wait.
     """
 
     def __init__(self, workers: int, make: Callable[[], Worker], max_queued: int, max_jobs: int | None = None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cdmpp.cli.ray_option import complete
+from cdmpp.cli.options import complete
 from cdmpp.errors import ServiceError
 from cdmpp.plan.distributed import ray_cluster
 from tests.waiting import PATIENCE_S, wait_until

@@ -79,7 +79,7 @@ def build(parameters: Parameters, size: int = SIZE) -> PrimFunc:
     """Build the program of a configuration for which :func:`inexpressible` returns "". ``size``: rows and columns of
     the output image; tests use small ones."""
     with Builder("convolution") as ir:
-        _Program(ir, parameters, size).write()
+        _ConvolutionProgram(ir, parameters, size).write()
     return ir.function
 
 
@@ -93,7 +93,7 @@ def _staged(parameters: Parameters, axis: str) -> int:
     return _tile(parameters, axis) + parameters["filter_width" if axis == "x" else "filter_height"] - 1
 
 
-class _Program:
+class _ConvolutionProgram:
     """The statements of one configuration."""
 
     def __init__(self, ir: Builder, parameters: Parameters, size: int) -> None:

@@ -109,11 +109,11 @@ def build(parameters: Parameters, size: int = SIZE) -> PrimFunc:
     """Build the program of a configuration for which :func:`inexpressible` returns "". ``size``: rows and columns of
     the matrices; tests use small ones."""
     with Builder("xgemm") as ir:
-        _Program(ir, parameters, size).write()
+        _GemmProgram(ir, parameters, size).write()
     return ir.function
 
 
-class _Program:
+class _GemmProgram:
     """The statements of one configuration."""
 
     def __init__(self, ir: Builder, parameters: Parameters, size: int) -> None:

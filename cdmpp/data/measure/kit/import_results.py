@@ -17,7 +17,7 @@ import numpy as np
 from cdmpp.data.card import write_card
 from cdmpp.data.folder import RECORDS
 from cdmpp.data.measure.dataset import program_record, utc_text
-from cdmpp.data.measure.kit.parts import HOME, Results, read_job, read_part, read_results
+from cdmpp.data.measure.kit.parts import HOME, PartResults, read_job, read_part, read_results
 from cdmpp.data.measure.runtime.programs import ONCE_S
 from cdmpp.data.measure.runtime.run import FORMAT
 from cdmpp.data.measure.runtime.run import PROGRAMS as KIND
@@ -36,7 +36,9 @@ _CLOCKS = ("host", "device")
 _HOST_NOTE = f"`{HOST}` has the host's time per call by case, with an idle GPU and behind a busy one, in seconds."
 
 
-def write_host(folder: Path, about: Mapping[str, Any], files: Sequence[tuple[Results, DeviceSpec]], out: Path) -> None:
+def write_host(
+    folder: Path, about: Mapping[str, Any], files: Sequence[tuple[PartResults, DeviceSpec]], out: Path
+) -> None:
     """Write :data:`HOST`, the table of host times in seconds."""
     rows = []
     for file, device in files:
@@ -57,7 +59,7 @@ def write_host(folder: Path, about: Mapping[str, Any], files: Sequence[tuple[Res
     write_text(out / HOST, json.dumps({"format": 1, "machines": machines, "rows": rows}, indent=1))
 
 
-def _items(folder: Path, about: Mapping[str, Any], file: Results) -> dict[str, dict[str, Any]]:
+def _items(folder: Path, about: Mapping[str, Any], file: PartResults) -> dict[str, dict[str, Any]]:
     part = read_part(folder / f"part-{file.head['part']:03d}.zip")
     if part.job != about["job"]:
         raise DataError(f"{part.path} belongs to another job", hint="export the job again")
@@ -86,7 +88,7 @@ _BYTES_SLACK = 4.0
 
 
 def program_rows(
-    folder: Path, about: Mapping[str, Any], file: Results, device: DeviceSpec, *, drop_impossible: bool
+    folder: Path, about: Mapping[str, Any], file: PartResults, device: DeviceSpec, *, drop_impossible: bool
 ) -> list[Measurement]:
     """Return the records of a result file of programs. A program that is faster than the device's peak is an error, or
     a failed record with ``drop_impossible``."""
@@ -207,7 +209,7 @@ def import_results(
     return result
 
 
-def _check(file: Results, about: Mapping[str, Any]) -> None:
+def _check(file: PartResults, about: Mapping[str, Any]) -> None:
     head, path = file.head, file.path
     if head.get("format") != FORMAT:
         raise DataError(f"{path} has format {head.get('format')}, not {FORMAT}", hint="use the cdmpp that wrote it")
@@ -234,7 +236,7 @@ def _check(file: Results, about: Mapping[str, Any]) -> None:
                 )
 
 
-def _device(file: Results, about: Mapping[str, Any]) -> DeviceSpec:
+def _device(file: PartResults, about: Mapping[str, Any]) -> DeviceSpec:
     """Return the device that the driver named, after checking that it is the job's."""
     seen = (m.get("device", {}).get("gpu") or m.get("before", {}).get("name") for m in file.machines)
     names = {str(name) for name in seen if name}
@@ -263,7 +265,7 @@ def _device(file: Results, about: Mapping[str, Any]) -> DeviceSpec:
     return board
 
 
-def _machines(results: Sequence[Results]) -> list[str]:
+def _machines(results: Sequence[PartResults]) -> list[str]:
     """Describe the machines in sentences."""
     lines = []
     for file in results:
@@ -282,7 +284,7 @@ def _machines(results: Sequence[Results]) -> list[str]:
     return lines
 
 
-def _missing(about: Mapping[str, Any], results: Sequence[Results], devices: Sequence[DeviceSpec]) -> list[str]:
+def _missing(about: Mapping[str, Any], results: Sequence[PartResults], devices: Sequence[DeviceSpec]) -> list[str]:
     """Describe what was not measured, in sentences."""
     failures = len(about[KIND]["failures"])
     faults = [f"Left out: {failures:,} programs that could not be built."] if failures else []

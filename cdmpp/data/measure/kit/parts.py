@@ -171,7 +171,7 @@ def _write_part(path: Path, head: Mapping[str, Any], entries: Sequence[Entry]) -
 
 
 @dataclass(frozen=True)
-class Results:
+class PartResults:
     """A result file."""
 
     path: Path
@@ -182,7 +182,7 @@ class Results:
     items: list[dict[str, Any]]
 
 
-def read_results(path: Path) -> Results:
+def read_results(path: Path) -> PartResults:
     """Return a result file."""
     try:
         arrays = read_npz(read_bytes(path, MAX_REQUEST_BYTES))
@@ -192,4 +192,4 @@ def read_results(path: Path) -> Results:
         raise DataError(f"{path} does not exist", hint="name the result files: DIR/*.npz") from None
     except (OSError, ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is not a result file, or is damaged: {error}", hint="copy it again") from None
-    return Results(path, head, machines, items)
+    return PartResults(path, head, machines, items)
