@@ -87,6 +87,8 @@ __all__ = [
 ROUNDING = 1e-12
 #: Relative differences up to this are none for a reader.
 CLOSE = 1e-6
+#: Ratios from this on are given as a factor, smaller ones in percent.
+MANY = 1.1
 
 A = TypeVar("A", bound="Answer")
 
@@ -321,18 +323,21 @@ class Plan(Answer):
         value, bound, lines = self.objective_value, self.objective_text(self.bound_value), [self.headline()]
         if simple := self.simple_plans():
             name, best = min(simple.items(), key=lambda item: item[1])
-            times = f"{best / value:.3g} times as {'long' if self.in_seconds else 'much'}" if value else "the same"
             equal = abs(best - value) <= CLOSE * value
-            lines.append(
-                f"the best baseline, {name.replace('_', ' ')}, "
-                + ("is as good" if equal else f"{takes} {self.objective_text(best)}: {times}")
-            )
+            compared = f": {self._compared(best / value)}" if value else ""
+            text = "is as good" if equal else f"{takes} {self.objective_text(best)}{compared}"
+            lines.append(f"the best baseline, {name.replace('_', ' ')}, {text}")
         distance = "this is optimal" if self.gap <= CLOSE else f"this is {100 * self.gap:.3g} % above it"
         lines.append(f"the lower bound of all {self.bounded} is {bound}: {distance}")
         lines += [f"why: {text}" for text in self.explanation[:1]]
         if self.reliability is not None:
             lines.append(f"trust: {self.reliability.short(self.domain)}")
         return lines
+
+    def _compared(self, ratio: float) -> str:
+        if ratio >= MANY:
+            return f"{ratio:.3g} times as {'long' if self.in_seconds else 'much'}"
+        return f"{100 * abs(ratio - 1):.2g} % {'more' if ratio > 1 else 'less'}"
 
     def report(self) -> list[Table]:
         """The summary, then :meth:`tables` and how far the costs are trusted."""
