@@ -281,7 +281,7 @@ def test_compress_and_precision_take_predicted_links() -> None:
     assert plan("compress", request, predictor)["model_id"] == "round-numbers"
     assert {c.operator for c in predictor.collectives()} >= {"all_reduce", "all_gather"}
     request["link"]["collective"]["ranks"] += 1
-    assert refused("compress", request, "workers") == "link.collective.ranks"
+    assert refused("compress", request, "9 ranks") == "link.collective.ranks"
     request = json.loads((EXAMPLES / "precision.json").read_text()) | {"max_steps": 50}
     before = read_request(PrecisionRequest, request).sizes()["programs"]
     ranks = sum(device["workers"] for device in request["devices"])

@@ -99,13 +99,12 @@ def check_reliability(kind: str, value: Any, answer: dict[str, Any], predictor: 
     everything = predict_prices(request.price_requests(), predictor)
     prices = request.used_prices(plan, everything)
     reliability, text = plan.reliability, render(plan.report())
-    used = request.used_prices(plan, prices)
-    assert reliability is not None and reliability.programs == len(used)
+    assert reliability is not None and reliability.programs == len(prices)
     if not prices:
         assert reliability.given and "all are given as numbers" in text
         assert (plan.model_id, plan.domain, reliability.ends) == (None, None, None)
         return
-    domains = {price.domain for price in used}
+    domains = {price.domain for price in prices}
     assert plan.model_id == predictor.model_id and plan.domain == max(domains, key=("in", "near", "out").index)
     assert plan.model_id in text and (plan.domain == "in" or f"worst domain {plan.domain}: " in text)
     assert reliability.domain_share is not None and 0 < reliability.domain_share <= 1
