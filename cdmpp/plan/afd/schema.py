@@ -131,9 +131,14 @@ class AfdPlan(Plan):
             f"{format_latency(self.tpot_s)} between tokens, {self.price_s_per_token:.4g} price-seconds per token"
         )
 
+    @property
+    def compared(self) -> str:
+        """Bound and gap are of the disaggregated choice, whatever is recommended."""
+        return "this" if self.recommended == "disaggregated" else "the best disaggregated choice"
+
     def simple_plans(self) -> dict[str, float]:
-        """Without whole layers on one instance, which may be cheaper than every disaggregated choice."""
-        return {name: price for name, price in self.baselines.items() if name != "colocated"}
+        """None where whole layers on one instance are recommended: the headline compares them."""
+        return self.baselines if self.recommended == "disaggregated" else {}
 
     def tables(self) -> list[Table]:
         """The disaggregated choice, its stages and the baselines."""

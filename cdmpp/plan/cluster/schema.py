@@ -130,6 +130,7 @@ class ClusterPlan(Plan):
     """Baselines, bound and gap refer to ``total_remaining_s``, the sum over the running jobs."""
 
     objective_field = "total_remaining_s"
+    bounded = "numbers of workers of the jobs that run"
 
     total_remaining_s: float
     mean_remaining_s: float
@@ -144,8 +145,10 @@ class ClusterPlan(Plan):
         return [job.workers for job in self.jobs]
 
     def headline(self) -> str:
-        """The sum of the remaining times."""
-        return f"sum of remaining times {format_latency(self.total_remaining_s)}"
+        """The sum of the remaining times, and how many jobs it leaves out."""
+        waiting = sum(not job.workers for job in self.jobs)
+        waits = f" of the jobs that run; {waiting} of {len(self.jobs)} wait{'s' * (waiting == 1)}" if waiting else ""
+        return f"sum of remaining times {format_latency(self.total_remaining_s)}{waits}"
 
     def tables(self) -> list[Table]:
         """Returned servers, workers and times by job, baselines."""
@@ -220,7 +223,7 @@ class ClusterRequest(Request[ClusterPlan]):
         used = [p for r, p in zip(self.price_requests(), prices, strict=True) if not r.path.endswith(".training")]
         for job, row in zip(self.with_prices(prices).jobs, plan.jobs, strict=True):
             used += job.training.used(row.workers, row.layout) if job.training is not None and row.layout else []
-        return used
+        return used or list(prices)  # no job that runs needs one: the others were predicted all the same
 
     def exchange_s(self, number: int, workers: int) -> float:
         """Seconds of the all-reduce of a job that has a step; the request must be resolved."""

@@ -173,6 +173,15 @@ class SplitPlan(Plan):
     bwd_costs: dict[str, float]
     steps: Annotated[int, Field(description="Simulated splits.")]
     cache: dict[str, int]
+    too_large: list[str] = Field(
+        default_factory=list,
+        description="Baselines that do not fit into the memory.",
+        exclude_if=lambda names: not names,
+    )
+
+    def simple_plans(self) -> dict[str, float]:
+        """The baselines that fit into the memory."""
+        return {name: seconds for name, seconds in self.baselines.items() if name not in self.too_large}
 
     @property
     def interval_figure(self) -> str:

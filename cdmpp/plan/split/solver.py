@@ -157,6 +157,7 @@ def _plan(problem: _Problem, result: SplitResult, emulator: Emulator) -> SplitPl
         explanation=explanation,
         steps=result.steps,
         cache=cache,
+        too_large=too_large,
     )
 
 

@@ -89,6 +89,8 @@ ROUNDING = 1e-12
 CLOSE = 1e-6
 #: Ratios from this on are given as a factor, smaller ones in percent.
 MANY = 1.1
+#: A plan so many times above its bound has no percentage that a reader could use.
+_FAR = 100.0
 
 A = TypeVar("A", bound="Answer")
 
@@ -308,6 +310,11 @@ class Plan(Answer):
         """Whether the objective is a time."""
         return self.objective_field.endswith("_s")
 
+    @property
+    def compared(self) -> str:
+        """The choice whose objective is compared with the bound, in words."""
+        return "this"
+
     def simple_plans(self) -> Mapping[str, float]:
         """The baselines that are plans: they could be carried out, and know no more than this plan does."""
         return self.baselines
@@ -327,8 +334,10 @@ class Plan(Answer):
             compared = f": {self._compared(best / value)}" if value else ""
             text = "is as good" if equal else f"{takes} {self.objective_text(best)}{compared}"
             lines.append(f"the best baseline, {name.replace('_', ' ')}, {text}")
-        distance = "this is optimal" if self.gap <= CLOSE else f"this is {100 * self.gap:.3g} % above it"
-        lines.append(f"the lower bound of all {self.bounded} is {bound}: {distance}")
+        above = value / self.bound_value - 1 if self.bound_value > 0 else math.inf
+        distance = f"{100 * above:.3g} % above it" if above < _FAR else "far above it"
+        distance = "optimal" if value <= self.bound_value * (1 + CLOSE) else distance
+        lines.append(f"the lower bound of all {self.bounded} is {bound}: {self.compared} is {distance}")
         lines += [f"why: {text}" for text in self.explanation[:1]]
         if self.reliability is not None:
             lines.append(f"trust: {self.reliability.short(self.domain)}")

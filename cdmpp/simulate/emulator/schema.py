@@ -166,10 +166,13 @@ class SimulatePlan(Plan):
     cache: CacheUse
 
     def headline(self) -> str:
-        """Step, bubble and memory of the schedule."""
-        return f"{self.schedule}: {format_latency(self.makespan_s)} a step, {100 * self.bubble:.1f} % bubble" + (
-            f", up to {format_si(self.peak_bytes, 'B')} on a rank" if self.peak_bytes else ""
-        )
+        """Step, bubble and memory of the schedule; the step of all copies with the sum of the gradients."""
+        memory = f", up to {format_si(self.peak_bytes, 'B')} on a rank" if self.peak_bytes else ""
+        copies = ""
+        if self.step_s > self.makespan_s:
+            copies = f"; {format_latency(self.step_s)} with {len(self.replicas_s)} further copies and their gradients"
+        step = f"{self.schedule}: {format_latency(self.makespan_s)} a step, {100 * self.bubble:.1f} % bubble"
+        return step + memory + copies
 
     def tables(self) -> list[Table]:
         """The ranks and the baselines."""
@@ -186,11 +189,6 @@ class SimulatePlan(Plan):
             for peak in [self.baseline_peak_bytes.get(name)]
         ]
         return [
-            Table.lines(
-                f"with {len(self.replicas_s)} further copies: {format_latency(self.step_s)}"
-                if self.replicas_s or self.step_s > self.makespan_s
-                else ""
-            ),
             Table.of(self.ranks, columns, right=(0, 2, 3, 4)),
             Table(("baseline", "step", "peak memory"), baselines, right=(1, 2)),
             Table.lines(*self.explanation[1:]),
