@@ -188,3 +188,20 @@ def test_models_in_turn_keep_the_memory_limit() -> None:
     plan = make_plan("pipeline", value)
     assert check_fused(request, plan) == [] and plan["peak_activations"] <= 2
     assert plan["makespan_s"] <= plan["baselines"]["serial_1f1b"]
+
+
+def test_step_without_items_of_a_module_is_refused_where_a_rank_has_no_stage() -> None:
+    value = {
+        "modules": [
+            {"name": name, "layers": 1, "cost": {"sizes": [1], "forward_s": [1.0], "backward_s": [2.0]}, "after": after}
+            for name, after in (("vision", []), ("language", ["vision"]))
+        ],
+        "batch": {"vision": 2, "language": 0},
+        "ranks": 2,
+        "executable": True,
+        "budget_s": 600,
+        "max_steps": 20,
+    }
+    with pytest.raises(InfeasibleError, match="gives each rank a stage") as caught:
+        make_plan("pipeline", value)
+    assert caught.value.path == "executable"

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 from cdmpp.plan.base.solve import read_request
 from cdmpp.plan.multimodal import Module, StepSolution
 from cdmpp.plan.multimodal.check import check
+from cdmpp.plan.multimodal.designs import Design, DesignSearch, Evaluated, EvaluatedDesign
 from cdmpp.plan.multimodal.modules import MemoryOptions, link_items, split_evenly
 from cdmpp.plan.multimodal.placement import Chunk, Placement, cuts_of, every_row, place, split_micro_batches
 from cdmpp.plan.multimodal.request_bound import request_bound_s
@@ -294,3 +296,14 @@ def test_search_that_is_stopped_by_its_listener_answers_with_the_best_plan_so_fa
     assert len(seen) <= 6
     assert answer["makespan_s"] <= min(seen)
     assert check(request, answer) == []
+
+
+def test_pool_begins_with_the_last_best_design_also_where_it_is_better_by_a_rounding_error() -> None:
+    """Orders are searched on the placement of the first design, so the plan must be on it."""
+    best: list[EvaluatedDesign] = []
+    step = SimpleNamespace(step=SimpleNamespace(modules=(), ranks=1))
+    search = DesignSearch([step], np.random.default_rng(0), lambda: False, best.append)  # type: ignore[list-item]
+    for makespan_s in (1.0, 1.0 - 1e-15, 1.0):
+        search.insert(Design((), ()), [Evaluated(SimpleNamespace(makespan_s=makespan_s), ())])  # type: ignore[arg-type]
+        assert search.pool[0] is best[-1]
+    assert len(best) == 2

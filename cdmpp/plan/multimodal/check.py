@@ -71,8 +71,8 @@ def _faults(
         yield f"complete: true, but lower_bound_s is {claim.lower_bound_s:.9g} and makespan_s {claim.makespan_s:.9g}"
     if claim.steps < 0:
         yield f"steps: {claim.steps}, not a number of orders"
-    # Within a memory limit 1F1B may not fit; without one it always has a schedule.
-    if "1f1b" not in claim.baselines and not math.isfinite(request.memory.limit_bytes):
+    # Within a memory limit, or with a stage on each rank, 1F1B may have no schedule.
+    if "1f1b" not in claim.baselines and not (math.isfinite(request.memory.limit_bytes) or request.executable):
         yield "baselines.1f1b: missing"
     # One placement for several steps may be worse in one of them, so only the sums are compared.
     for name, seconds in claim.baselines.items():

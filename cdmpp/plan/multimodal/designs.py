@@ -308,7 +308,7 @@ class DesignSearch:
         improved = total_s < self.best_s * (1 - 1e-12)
         bisect.insort(self.pool, entry, key=lambda e: (e.total_s, e.number))
         del self.pool[POOL:]
-        if improved:
+        if self.pool[0] is entry:  # also one that is better by a rounding error: the plan is on its placement
             self._on_best(entry)
         return improved
 

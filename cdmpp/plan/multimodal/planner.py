@@ -393,6 +393,12 @@ def _total_s(schedules: Sequence[Schedule]) -> float:
 def _infeasible(designs: Sequence[StepDesigns], memory: MemoryOptions) -> InfeasibleError:
     # A placement needs what its largest step needs; the leanest placement decides.
     placements = set.intersection(*(set(designs_of_step.least_bytes) for designs_of_step in designs))
+    if not placements:
+        raise InfeasibleError.at(
+            "executable",
+            "no placement was found that gives each rank a stage in each step",
+            hint="use fewer ranks, give all modules items in each step, or leave executable out",
+        )
     least = min(max(designs_of_step.least_bytes[placement] for designs_of_step in designs) for placement in placements)
     return InfeasibleError.at(
         "memory_bytes",
