@@ -19,6 +19,7 @@ from cdmpp.cli.plan_files import PlanFiles, PlanOptions
 from cdmpp.cli.progress import progress_display
 from cdmpp.errors import DataError, FieldError
 from cdmpp.plan.registry import PLANNERS, PlannerSpec
+from cdmpp.predict.requests.plot import write_figure
 from cdmpp.utils.writing import check_output, replacing
 
 if TYPE_CHECKING:
@@ -202,7 +203,8 @@ def draw_to(path: Path, request: Any, plan: Any) -> None:
 
     Raises DataError: the file cannot be written.
     """
-    save_figure(request.sibling("solver").draw(request, plan), path)
+    with replacing(path) as aside:
+        write_figure(lambda: request.sibling("solver").draw(request, plan), aside, dpi=120, format=path.suffix[1:])
 
 
 def save_figure(figure: Figure, path: Path) -> None:

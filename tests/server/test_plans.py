@@ -8,6 +8,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import httpx2
 import pytest
@@ -428,3 +429,11 @@ def test_figure_of_another_format_or_of_a_job_is_refused(client: TestClient) -> 
     assert "svg" in problem(client.post(f"{path}?figure=png", json=example), 422, "invalid_request")["hint"]
     refusal = problem(client.post(f"{path}?figure=svg", json={**example, "budget_s": 60}), 409, "invalid_field")
     assert "budget_s" in refusal["hint"]
+
+
+def test_figure_is_xml_with_every_name(client: TestClient) -> None:
+    names = ["$\\frac{", "$x_{$", "a\x01b", "<script>", "a-->b"]
+    jobs = [{"name": name, "workers": [1], "remaining_samples": 9, "samples_per_s": [1]} for name in names]
+    answer = client.post(f"{PLANNERS['cluster'].path}?figure=svg", json={"gpus": 5, "jobs": jobs})
+    assert answer.status_code == 200, answer.text
+    assert not list(ElementTree.fromstring(answer.json()["figure"]).iter("script"))

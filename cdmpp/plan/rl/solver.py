@@ -377,6 +377,8 @@ def _draw_lengths(axes: Axes, request: RlRequest, plan: RlPlan) -> None:
     widths = [high - low for low, high in pairwise(histogram.edges)]
     regular = [count / steps for count in histogram.regular]
     tail = [count / steps for count in histogram.tail]
+    from matplotlib.ticker import LogFormatter
+
     labels = ["regular samples", "samples flagged as long"]
     if split.used:
         labels = [
@@ -388,6 +390,9 @@ def _draw_lengths(axes: Axes, request: RlRequest, plan: RlPlan) -> None:
     axes.bar(histogram.edges[:-1], tail, widths, align="edge", bottom=regular, color=_TAIL, label=labels[1])
     axes.axvline(plan.lengths.tail_border, color="black", linestyle="--", linewidth=1, label=border)
     axes.set_xscale("log")
+    # The default formatters write mathematics, which figures of plans do not read.
+    axes.xaxis.set_major_formatter(LogFormatter())
+    axes.xaxis.set_minor_formatter(LogFormatter())
     # Leave room for the legend above the bars.
     axes.set_ylim(0, 1.4 * max([1e-9, *(a + b for a, b in zip(regular, tail, strict=True))]))
     axes.set(xlabel="response length (tokens)", ylabel="samples per step", title="Response lengths and tail split")

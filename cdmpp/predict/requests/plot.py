@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -56,6 +56,19 @@ def new_figure(width: float, height: float) -> Figure:
     except ImportError as error:
         raise MissingDependencyError("a figure needs matplotlib", hint=install_hint("plan")) from error
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def write_figure(draw: Callable[[], Figure], target: Any, **options: Any) -> None:
+    """Draw a figure and write it with ``options`` of ``savefig``; names are written as they are, also with ``$``.
+
+    Raises MissingDependencyError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib import rc_context
+    except ImportError as error:
+        raise MissingDependencyError("a figure needs matplotlib", hint=install_hint("plan")) from error
+    with rc_context({"text.parse_math": False}):
+        draw().savefig(target, bbox_inches="tight", **options)
 
 
 def time_unit(seconds: float) -> tuple[float, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from cdmpp.plan.base.solve import signed, solve_priced
 from cdmpp.plan.registry import PLANNERS
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.budget import Progress, SearchControl
+from cdmpp.predict.requests.plot import write_figure
 from cdmpp.predict.requests.request import Answer, Plan, Request
 from cdmpp_server.plan_limits import LOCAL_HINT, too_large
 from cdmpp_server.problems import ProblemError, SchemaViolation
@@ -35,6 +37,8 @@ PLAN_EACH_S = 2.0
 #: Seconds after which :func:`check` accepts a request that is still being prepared.
 CHECK_S = 1.0
 
+#: Characters of a name that XML does not allow.
+_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 #: Errors of checks by validators: fields that fit the schema, but contradict each other.
 _CONTRADICTIONS = ("value_error", "assertion_error")
 
@@ -126,8 +130,8 @@ def solve(
 def svg(request: Request[Any], answer: Answer) -> str:
     """The figure of a plan."""
     text = io.StringIO()
-    request.sibling("solver").draw(request, answer).savefig(text, format="svg", bbox_inches="tight")
-    return text.getvalue()
+    write_figure(lambda: request.sibling("solver").draw(request, answer), text, format="svg")
+    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text.getvalue())
 
 
 def check(reader: PlanReader, kind: str, body: bytes, prices: bytes) -> WorkerReply:
