@@ -92,6 +92,9 @@ class SearchSpace:
         for i in sorted(range(len(nodes)), key=lambda i: nodes[i].start_s):
             if (call := self._calls[i]) is not None:
                 groups.setdefault(call.group, {}).setdefault(nodes[i].rank, []).append(i)
+        if not groups:
+            self.remarks.append("buckets are not searched: the trace has no all-reduce with recorded bytes")
+            return
         if self.latency_s is None:
             points = [
                 (call.bytes or 0.0, nodes[i].duration_s) for i, call in enumerate(self._calls) if call is not None

@@ -137,6 +137,13 @@ def test_all_reduces_of_one_size_need_a_latency(tmp_path: Path) -> None:
     assert given.after_s < answer.after_s
 
 
+def test_trace_without_all_reduces_has_no_buckets(tmp_path: Path) -> None:
+    for options in ({}, {"all_reduce_latency_s": 1e-4}):
+        remarks = searched(write(tmp_path, [], []), **options).remarks
+        assert sum("buckets are not searched: the trace has no all-reduce" in remark for remark in remarks) == 1
+        assert not any(remark.startswith("an all-reduce takes") for remark in remarks)
+
+
 def test_search_ends_at_the_limit_of_replays(tmp_path: Path) -> None:
     answer = searched(write(tmp_path, [10.0] * 4, [0.1, 0.2, 0.1, 0.2]), max_replays=3)
     assert answer.replays == 3 and not answer.complete
