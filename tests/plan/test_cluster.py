@@ -207,6 +207,7 @@ def test_faults_of_training_jobs_name_the_field(predictor: LatencyPredictor) -> 
         ({"workers": [1]}, "jobs.0.workers"),
         ({"workers": [4], "training": {**LLAMA, "tp": 3}}, "jobs.0.workers"),
         ({"training": {**LLAMA, "device": "no such"}}, "jobs.0.training.device"),
+        ({"training": {**LLAMA, "engine": "no such"}}, "jobs.0.training.engine"),
         ({"training": {**LLAMA, "config": {"model_type": "no such"}}}, "jobs.0.training.config.model_type"),
         ({"samples_per_s": [1.0]}, "jobs.0"),
     ):

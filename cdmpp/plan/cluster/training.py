@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PrivateAttr
 
-from cdmpp.errors import FieldError, InfeasibleError
+from cdmpp.errors import DataError, FieldError, InfeasibleError
 from cdmpp.llm import defaults, read_config
 from cdmpp.llm.engines.profile import load_training_engine
 from cdmpp.llm.forms import EngineForm, ModelConfig, TrainingDegree, TrainingNetwork, known_device, training_requests
@@ -57,6 +57,8 @@ class TrainingForm(Priced):
         """Programs of the layouts of all counts, each once."""
         try:
             return training_requests(self._layouts().queries, path, self.device)
+        except DataError as error:
+            raise FieldError.at(f"{path}.engine", error.message, hint=error.hint) from None
         except (FieldError, InfeasibleError) as error:
             where = f"{path.rpartition('.')[0]}.workers" if error.path == "gpus" else f"{path}.{error.path}"
             raise type(error)(f"{where}: {error.message}", path=where, hint=error.hint) from None
@@ -94,7 +96,7 @@ class TrainingForm(Priced):
         return _layouts(self.model_dump_json(), self._counts)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _layouts(form: str, counts: tuple[int, ...]) -> LayoutPlans:
     """Layouts of all counts, shared by equal jobs; a count without one is left out unless no count has one."""
     read, found = TrainingForm.model_validate_json(form), []
