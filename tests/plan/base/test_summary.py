@@ -41,7 +41,7 @@ def test_bound_of_a_cluster_is_of_the_jobs_that_run() -> None:
 
 def test_recommendation_of_colocated_instances_is_not_compared_with_the_other_choice() -> None:
     side = {"layer": {"batch": [1, 64], "seconds": [0.001, 0.001]}, "instances": 2}
-    request = {
+    request: dict[str, Any] = {
         "layers": 2,
         "attention": side,
         "ffn": side,
