@@ -71,7 +71,6 @@ class DataParallelPlan(Plan):
     """The best buckets, and the iteration with all others."""
 
     objective_field = "iteration_s"
-    bounded = "bucket sizes"
 
     iteration_s: Annotated[float, Field(description="With the best bucket size.")]
     interval: Annotated[Interval | None, Field(description="null: all costs were given.")]
