@@ -214,13 +214,15 @@ def _experts(b: StepBuilder, experts: Experts, tokens: int) -> None:
             b.vector("shared_gate_mul", "mul", config.hidden)
     if experts.latent:
         b.linear("expert_latent_proj", experts.latent, config.hidden, None)
-    topk = math.ceil(experts.topk)  # an expected number: as many rows, of fewer tokens
+    # An expected number: as many rows, each token with the whole number of experts that comes closest to them.
+    rows, whole = tokens * experts.topk, {max(1, math.floor(experts.topk)), math.ceil(experts.topk)}
+    topk = min(whole, key=lambda k: (abs(k * max(1, round(rows / k)) - rows), -k))
     b.exchange("expert_dispatch", b.types.exchanged_bytes, experts.topk, cols=experts.latent)
     b.add(
         "experts",
         "moe",
         **b.types.product("experts"),
-        tokens=max(1, round(tokens * experts.topk / topk)),
+        tokens=max(1, round(rows / topk)),
         hidden=experts.latent or config.hidden,
         intermediate=experts.intermediate,
         experts=experts.count,

@@ -63,7 +63,7 @@ DEFAULTS: dict[str, float] = {
     "cluster.gpus": 20_480,
     "cluster.jobs": 256,
     "cluster.counts": 32,
-    "cluster.layout_searches": 64,
+    "cluster.layout_searches": 16,
     "cluster.server_sets": 12_870,
     "application.engines": 32,
     "application.primitives": 384,

@@ -144,7 +144,7 @@ def test_training_jobs_have_the_fastest_layout_of_each_count(predictor: LatencyP
     assert job["workers"] == 16 and job["layout"] == fastest[16].layout.named()
     assert job["remaining_s"] == pytest.approx(100 * fastest[16].step_s, rel=1e-12)
     assert job["least_remaining_s"] == pytest.approx(100 * fastest[4].step_s, rel=1e-12)
-    assert any("no layout fits the memory of 1 workers" in line for line in answer["explanation"])
+    assert any("no layout of 1 workers divides and fits the memory" in line for line in answer["explanation"])
     assert not any("memory was not checked" in line for line in answer["explanation"])
     ends = answer["reliability"]["ends"]
     assert ends["lower"] < answer["total_remaining_s"] < ends["upper"]

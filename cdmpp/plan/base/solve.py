@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -23,6 +24,8 @@ from cdmpp.programs.frontends.load import program_from_request
 from cdmpp.programs.program import TensorProgram
 
 _MOST_NAMED = 8
+#: Violations of a schema that are compared with each other.
+MAX_COMPARED = 1000
 #: Faults of a plan that a check lists.
 MAX_FAULTS = 20
 V = TypeVar("V")
@@ -205,7 +208,7 @@ def places(error: ValidationError, value: Any) -> list[tuple[str, str]]:
     """
     violations = [
         (_path(problem["loc"], problem["type"], value), problem["type"], problem["msg"])
-        for problem in error.errors(include_url=False, include_input=False, include_context=False)
+        for problem in islice(error.errors(include_url=False, include_input=False, include_context=False), MAX_COMPARED)
     ]
     return [
         (".".join(path), violation_text(kind, message))

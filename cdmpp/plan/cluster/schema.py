@@ -91,8 +91,6 @@ class JobForm(Closed):
 
     @model_validator(mode="after")
     def _speed(self) -> Self:
-        if self.training is not None:
-            self.training._counts = tuple(self.workers)
         return exactly_one(self, "samples_per_s", "step", "training")
 
 
@@ -201,6 +199,13 @@ class ClusterRequest(Request[ClusterPlan]):
             "layout_searches": sum(len(job.workers) for job in self.jobs if job.training is not None),
             "server_sets": math.comb(len(self.loans), min(self.reclaim, len(self.loans))),
         }
+
+    @model_validator(mode="after")
+    def _of_jobs(self) -> Self:
+        for job in self.jobs:
+            if job.training is not None:
+                job.training._counts, job.training._ignore_memory = tuple(job.workers), self.ignore_memory
+        return self
 
     def price_requests(self) -> list[PriceRequest]:
         """The programs of the steps, then the all-reduces of each job with each count of workers."""

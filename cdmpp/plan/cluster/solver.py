@@ -265,7 +265,8 @@ def _job(request: ClusterRequest, number: int, layout: str | None = None) -> Clu
             for step in steps.values()
         )
         if missing := [str(count) for count in form.workers if count not in steps]:
-            remarks += (f"{form.name}: no layout fits the memory of {', '.join(missing)} workers: left out",)
+            counts = ", ".join(missing)
+            remarks += (f"{form.name}: no layout of {counts} workers divides and fits the memory: left out",)
         return ClusterJob(
             form.name, tuple(steps), tuple(needed * step.step_s for step in steps.values()), names, remarks
         )

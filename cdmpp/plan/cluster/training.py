@@ -47,8 +47,9 @@ class TrainingForm(Priced):
     ep: _Degree = None
     micro_batch: _Degree = None
 
-    #: Counts of workers of the job (set by it), and the prices of the programs of all layouts.
+    #: Counts of workers of the job and ``ignore_memory`` (set by the request), and prices of all layouts' programs.
     _counts: tuple[int, ...] = PrivateAttr(())
+    _ignore_memory: bool = PrivateAttr(False)
     _prices: tuple[Prediction, ...] = PrivateAttr(())
     #: The fastest layouts of each count, of which alone are compared where all prices are at an end of their interval.
     _fastest: dict[int, list[str]] = PrivateAttr(default_factory=dict)
@@ -93,20 +94,21 @@ class TrainingForm(Priced):
         return [of[query.program.operator] for query in next(same).queries]
 
     def _layouts(self) -> LayoutPlans:
-        return _layouts(self.model_dump_json(), self._counts)
+        return _layouts(self.model_dump_json(), self._counts, self._ignore_memory)
 
 
 @lru_cache(maxsize=64)
-def _layouts(form: str, counts: tuple[int, ...]) -> LayoutPlans:
+def _layouts(form: str, counts: tuple[int, ...], ignore_memory: bool) -> LayoutPlans:
     """Layouts of all counts, shared by equal jobs; a count without one is left out unless no count has one."""
     read, found = TrainingForm.model_validate_json(form), []
     options = {name: getattr(read, name) for name in ("dtype", "products", "ranks_per_node", "network")}
     given = {name: getattr(read, name) for name in (*KEPT, "sharding", "overlap", "global_batch", "sequence")}
     spec, profile = known_device(read.device), load_training_engine(read.engine, files=False)
+    spec = spec.model_copy(update={"memory_bytes": None}) if ignore_memory else spec
     for gpus in counts:
         try:
             found.append(LayoutPlans.of(read_config(read.config), spec, profile, options, gpus=gpus, **given))
-        except InfeasibleError:
+        except (FieldError, InfeasibleError):
             if gpus == counts[-1] and not found:
                 raise
     return LayoutPlans([plan for plans in found for plan in plans.plans], sum(plans.fitting for plans in found))

@@ -53,8 +53,13 @@ class Reliability(Row):
         ends = (
             "" if self.ends is None else f"{' '.join(_ends_figures(self.ends))} with all predictions at their bounds; "
         )
-        where = {"in": "all are in the training domain", "near": "some are only near the training domain"}
-        return ends + where.get(str(domain), "some are outside of the training domain: a guess")
+        share = self.domain_share or 0.0
+        if domain == "in":
+            return f"{ends}all are in the training domain"
+        percent = "less than 1" if share < 0.01 else f"{100 * share:.0f}"
+        where = "only near" if domain == "near" else "outside of"
+        guess = ": a guess" if domain == "out" and share > 0.1 else ""
+        return f"{ends}{percent} % of their time is {where} the training domain{guess}"
 
     def lines(self, model_id: str | None, domain: str | None) -> list[str]:
         """The same as sentences."""
