@@ -40,9 +40,9 @@ def _given(name: str) -> dict[str, Any]:
 class WorkForm(Closed):
     """Seconds of compressing and decompressing one tensor, by its uncompressed bytes."""
 
-    compress_s_per_byte: Annotated[float, Field(ge=0, le=1.0)]
-    decompress_s_per_byte: Annotated[float, Field(ge=0, le=1.0)]
-    overhead_s: Annotated[Seconds, Field(description="Added to each of the two.")] = 0.0
+    compress_s_per_byte: float = Field(ge=0, le=1.0)
+    decompress_s_per_byte: float = Field(ge=0, le=1.0)
+    overhead_s: Seconds = Field(0.0, description="Added to each of the two.")
 
 
 class CompressorForm(Closed):
@@ -51,14 +51,12 @@ class CompressorForm(Closed):
     model_config = ConfigDict(json_schema_extra={"anyOf": [_given("gpu"), _given("cpu")]})
 
     name: Name
-    ratio: Annotated[float, Field(gt=0, le=1, description="Compressed bytes over bytes.")]
-    collective: Annotated[
-        Literal["all_reduce", "all_gather"],
-        Field(
-            description="all_gather: for gradients that cannot be summed in compressed form; every worker then "
-            "decompresses all of them."
-        ),
-    ] = "all_gather"
+    ratio: float = Field(gt=0, le=1, description="Compressed bytes over bytes.")
+    collective: Literal["all_reduce", "all_gather"] = Field(
+        "all_gather",
+        description="all_gather: for gradients that cannot be summed in compressed form; every worker then "
+        "decompresses all of them.",
+    )
     gpu: WorkForm | None = None
     cpu: WorkForm | None = None
 
@@ -85,7 +83,7 @@ class TensorPlan(Row):
     compressor: str | None
     place: Place
     network_s: float
-    hidden: Annotated[bool, Field(description="Its exchange does not lengthen the iteration.")]
+    hidden: bool = Field(description="Its exchange does not lengthen the iteration.")
 
 
 class Span(Row):
@@ -105,10 +103,10 @@ class CompressPlan(Plan):
 
     iteration_s: float
     lower_bound_s: float
-    proven: Annotated[bool, Field(description="No strategy is shorter.")]
-    exposed_comm_s: Annotated[float, Field(description="Exchanges while nothing computes.")]
+    proven: bool = Field(description="No strategy is shorter.")
+    exposed_comm_s: float = Field(description="Exchanges while nothing computes.")
     tensors: list[TensorPlan]
-    busy_s: Annotated[dict[Stream, float], Field(description="By processor.")]
+    busy_s: dict[Stream, float] = Field(description="By processor.")
     timeline: list[Span]
 
     @property
@@ -141,8 +139,8 @@ class CompressPlan(Plan):
 class CompressRequest(Request[CompressPlan]):
     """Which gradients to compress, with which compressor and on which processor, for the shortest iteration."""
 
-    tensors: Annotated[list[GradientForm], Field(min_length=1, description="In the order of the backward pass.")]
-    compressors: Annotated[list[CompressorForm], Field(min_length=1)]
+    tensors: list[GradientForm] = Field(min_length=1, description="In the order of the backward pass.")
+    compressors: list[CompressorForm] = Field(min_length=1)
     workers: Annotated[int, Field(ge=2, le=100_000), WholeNumber]
     link: LinkForm
     seed: Seed = 0
