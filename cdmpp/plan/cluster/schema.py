@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import Field, PrivateAttr, model_validator
@@ -148,22 +148,16 @@ class ClusterPlan(Plan):
     def tables(self) -> list[Table]:
         """Returned servers, workers and times by job, baselines."""
         back = self.reclaimed
-        jobs = [
-            (
-                job.name,
-                str(job.workers),
-                "waits" if job.remaining_s is None else format_latency(job.remaining_s),
-                job.layout or "",
-            )
-            for job in self.jobs
-        ]
+        columns: dict[str, Callable[[JobPlan], str]] = {
+            "job": lambda job: job.name,
+            "workers": lambda job: str(job.workers),
+            "remaining time": lambda job: "waits" if job.remaining_s is None else format_latency(job.remaining_s),
+            "layout": lambda job: job.layout or "",
+        }
+        preempted = f"preempts {', '.join(back.preempted) or 'no job'}" if back else ""
         return [
-            Table.lines(
-                ""
-                if back is None
-                else f"return {', '.join(back.servers)}: preempts {', '.join(back.preempted) or 'no job'}"
-            ),
-            Table(("job", "workers", "remaining time", "layout"), jobs, right=(1, 2)),
+            Table.lines(f"return {', '.join(back.servers)}: {preempted}" if back else ""),
+            Table.of(self.jobs, columns, right=(1, 2)),
             self.baseline_table(),
             Table.lines(*self.explanation[1:]),
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -120,20 +121,13 @@ class CompressPlan(Plan):
 
     def tables(self) -> list[Table]:
         """Each tensor, the baselines."""
-        tensors = [
-            (
-                tensor.name,
-                format_latency(tensor.network_s),
-                "not compressed" if tensor.compressor is None else f"{tensor.compressor} on the {tensor.place}",
-                "hidden" if tensor.hidden else "",
-            )
-            for tensor in self.tensors
-        ]
-        return [
-            Table(("tensor", "exchange", "compression", ""), tensors, right=(1,)),
-            self.baseline_table(),
-            Table.lines(*self.explanation[1:]),
-        ]
+        columns: dict[str, Callable[[TensorPlan], str]] = {
+            "tensor": lambda row: row.name,
+            "exchange": lambda row: format_latency(row.network_s),
+            "compression": lambda row: f"{row.compressor} on the {row.place}" if row.compressor else "not compressed",
+            "": lambda row: "hidden" if row.hidden else "",
+        }
+        return [Table.of(self.tensors, columns, right=(1,)), self.baseline_table(), Table.lines(*self.explanation[1:])]
 
 
 class CompressRequest(Request[CompressPlan]):

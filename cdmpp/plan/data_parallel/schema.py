@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -101,17 +102,14 @@ class DataParallelPlan(Plan):
 
     def tables(self) -> list[Table]:
         """All bucket sizes, the baselines."""
-        choices = [
-            (
-                str(choice),
-                str(choice.buckets),
-                format_latency(choice.iteration_s),
-                format_latency(choice.exposed_comm_s),
-            )
-            for choice in self.choices
-        ]
+        columns: dict[str, Callable[[Choice], str]] = {
+            "bucket": str,
+            "all-reduces": lambda choice: str(choice.buckets),
+            "iteration": lambda choice: format_latency(choice.iteration_s),
+            "exposed": lambda choice: format_latency(choice.exposed_comm_s),
+        }
         return [
-            Table(("bucket", "all-reduces", "iteration", "exposed"), choices, right=(1, 2, 3)),
+            Table.of(self.choices, columns, right=(1, 2, 3)),
             self.baseline_table(),
             Table.lines(*self.explanation[1:]),
         ]

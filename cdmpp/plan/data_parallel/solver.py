@@ -50,10 +50,7 @@ MAX_FREE, MAX_STARTS, MIN_STEPS, MAX_ROWS = 4096, 3, 1000, 200_000
 def solve(request: DataParallelRequest, control: SearchControl) -> DataParallelPlan:
     """Replay the iteration at each bucket size, and with any partition of the gradients.
 
-    Raises
-    ------
-    FieldError
-        The link is wrong.
+    Raises FieldError: the link is wrong.
     """
     try:
         return _solve(request)

@@ -167,10 +167,8 @@ class MultimodalPlan(Plan):
 
     def tables(self) -> list[Table]:
         """Baselines, sub-micro-batches and memory of each step, and the layout."""
-        baselines = [
-            (name, format_latency(seconds), f"{seconds / self.makespan_s:.3f} x")
-            for name, seconds in self.baselines.items()
-        ]
+        rows = self.baselines.items()
+        baselines = [(name, format_latency(s), f"{s / self.makespan_s:.3f} x") for name, s in rows]
         tables = [Table(("baseline", "makespan", "ratio"), baselines, right=(1, 2))]
         for number, step in enumerate(self.step_plans()):
             if self.plans is not None:
@@ -343,7 +341,7 @@ class MultimodalRequest(Request[MultimodalPlan]):
         min_length=1,
         max_length=3,
         description='What may be done with activations; default: ["keep"].',
-        default_factory=lambda: ["keep"],
+        default_factory=lambda: list[Knob](["keep"]),
     )
     host_bandwidth_bytes_per_s: Annotated[float, Field(ge=1, le=MAX_BYTES)] | None = Field(
         None, description="Bandwidth of a rank's link to the host in each direction; for the knob offload."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
@@ -180,20 +180,20 @@ class SplitPlan(Plan):
 
     def tables(self) -> list[Table]:
         """The stages, the baselines."""
-        stages = [
-            (
-                str(stage.stage),
-                str(stage.rank),
-                stage.device or "",
-                f"{stage.first_layer} to {stage.last_layer}",
-                format_latency(stage.forward_s),
-                format_latency(stage.backward_s),
-                format_si(stage.peak_bytes, "B"),
-            )
-            for stage in self.stages
+        columns: dict[str, Callable[[StagePlan], str]] = {
+            "stage": lambda stage: str(stage.stage),
+            "rank": lambda stage: str(stage.rank),
+            "device": lambda stage: stage.device or "",
+            "layers": lambda stage: f"{stage.first_layer} to {stage.last_layer}",
+            "forward": lambda stage: format_latency(stage.forward_s),
+            "backward": lambda stage: format_latency(stage.backward_s),
+            "peak memory": lambda stage: format_si(stage.peak_bytes, "B"),
+        }
+        return [
+            Table.of(self.stages, columns, right=(4, 5, 6)),
+            self.baseline_table(),
+            Table.lines(*self.explanation[1:]),
         ]
-        header = ("stage", "rank", "device", "layers", "forward", "backward", "peak memory")
-        return [Table(header, stages, right=(4, 5, 6)), self.baseline_table(), Table.lines(*self.explanation[1:])]
 
 
 class SplitRequest(Request[SplitPlan]):

@@ -130,14 +130,10 @@ def _copy(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     data, out = node.inputs[0], node.outputs[0]
     tensors = [i for i in node.inputs if 0 not in shape_of(graph, i)] if node.op == "Concat" else [data]
     same = graph.shape(tensors[0]) == graph.shape(out) if tensors else False
-    if same and len(tensors) == 1 and not _reverses(graph, node):
+    steps = graph.value(node.input(4)) if node.op == "Slice" and node.input(4) else None
+    if same and len(tensors) == 1 and (steps is None or not (steps < 0).any()):
         return Free("free: its output is its input")
     return NodeLaunch(over(graph, "copy", out))
-
-
-def _reverses(graph: OnnxGraph, node: OnnxNode) -> bool:
-    steps = graph.value(node.input(4)) if node.op == "Slice" and node.input(4) else None
-    return steps is not None and bool((steps < 0).any())
 
 
 def _split(graph: OnnxGraph, node: OnnxNode) -> Outcome:

@@ -66,7 +66,9 @@ def relax_graph(module: Any, name: str = "main") -> ProgramGraph:
     Raises UnsupportedOperatorError: a pass of TVM fails on it.
     """
     tvm = import_tvm()
-    if not isinstance(module, tvm.IRModule) or "main" not in _relax_functions(tvm, module):
+    if not isinstance(module, tvm.IRModule) or not any(
+        v.name_hint == "main" and isinstance(f, tvm.relax.Function) for v, f in module.functions_items()
+    ):
         raise InvalidProgramError(
             f"{name}: no Relax function 'main'", hint="pass a tvm.IRModule with a Relax function called main"
         )
@@ -218,11 +220,6 @@ def fused(module: Any) -> Any:
         transform.DeadCodeElimination(),
     )
     return tvm.transform.Sequential(list(passes))(module)
-
-
-def _relax_functions(tvm: Any, module: Any) -> set[str]:
-    pairs = module.functions_items()
-    return {str(v.name_hint) for v, function in pairs if isinstance(function, tvm.relax.Function)}
 
 
 def _prim_funcs(tvm: Any, module: Any) -> dict[Any, Any]:

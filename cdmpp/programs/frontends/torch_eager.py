@@ -179,8 +179,9 @@ def eager_trace(
             stack.enter_context(recorder)
             result = module(*arguments, **keyword_arguments)
             if backward:
-                if accumulate:
-                    _give_gradients(module)
+                for parameter in module.parameters() if accumulate else ():
+                    if parameter.requires_grad:
+                        parameter.grad = torch.empty_like(parameter)
                 _run_backward(result, recorder)
     except CdmppError:
         raise
@@ -210,12 +211,6 @@ def _without_fast_path() -> Iterator[None]:
     finally:
         torch.autocast.__init__ = autocast  # type: ignore[method-assign]
         torch.backends.mha.set_fastpath_enabled(before)
-
-
-def _give_gradients(module: nn.Module) -> None:
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.empty_like(parameter)
 
 
 def _run_backward(result: Any, recorder: _Recorder) -> None:
