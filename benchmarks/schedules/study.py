@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from benchmarks.report.results import STUDIES, Results, rounded, write_result
 from benchmarks.report.schedules import study as report
 from benchmarks.schedules.methods import figures
-from benchmarks.unseen_devices.network import network_of
+from benchmarks.unseen_devices.study import network_of
 from cdmpp.errors import CdmppError
 from cdmpp.features.launch_schema import GPU_WIDTH
 from cdmpp.features.schedule import LAUNCH_FROM

@@ -69,7 +69,7 @@ def load_programs(
         _no_dims(dims, "a MetaSchedule database")
         if not (path / "database_workload.json").is_file():
             raise InvalidProgramError(f"{path}: a folder without database_workload.json", hint=f"pass {FORMS}")
-        from cdmpp.programs.frontends.metaschedule_db import metaschedule_graph
+        from cdmpp.programs.frontends.metaschedule import metaschedule_graph
 
         return metaschedule_graph(path, backend or "tvm")
     suffix = path.suffix.lower()

@@ -170,8 +170,7 @@ def _gather(graph: OnnxGraph, node: OnnxNode) -> Outcome:
 
 
 def _dropout(graph: OnnxGraph, node: OnnxNode) -> Outcome:
-    training = node.input(2)
-    if training and graph.scalar(training) != 0.0:
+    if node.input(2) and graph.scalar(node.input(2)) != 0.0:
         raise NoRuleError("dropout in training mode")
     return Free("free: does nothing at inference")
 
@@ -195,55 +194,34 @@ def _attention(graph: OnnxGraph, node: OnnxNode) -> Outcome:
 
 _FREE = {
     "Constant": "constant: part of the model",
-    "Reshape": "free: the same memory in another shape",
-    "Flatten": "free: the same memory in another shape",
-    "Squeeze": "free: the same memory in another shape",
-    "Unsqueeze": "free: the same memory in another shape",
+    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), "free: the same memory in another shape"),
     "Identity": "free: the same memory",
-    "Shape": "free: sizes are known beforehand",
-    "Size": "free: sizes are known beforehand",
+    **dict.fromkeys(("Shape", "Size"), "free: sizes are known beforehand"),
 }
 
+_UNARY = ("Relu", "Gelu", "Tanh", "Sigmoid", "Exp", "Sqrt", "Erf", "Abs", "Neg", "Log")
 _RULES: dict[str, Callable[[OnnxGraph, OnnxNode], Outcome]] = {
     **PRODUCT_RULES,
-    "Relu": _unary("relu"),
-    "Gelu": _unary("gelu"),
-    "Tanh": _unary("tanh"),
-    "Sigmoid": _unary("sigmoid"),
+    **{name: _unary(name.lower()) for name in _UNARY},
     "Swish": _unary("silu"),
-    "Exp": _unary("exp"),
-    "Sqrt": _unary("sqrt"),
-    "Erf": _unary("erf"),
-    "Abs": _unary("abs"),
-    "Neg": _unary("neg"),
-    "Log": _unary("log"),
     "Clip": _unary("relu", "clamp timed as relu, which moves the same bytes"),
     "LeakyRelu": _unary("relu", "timed as relu, which moves the same bytes"),
     "Reciprocal": _unary("div_scalar", "the scalar is on the left"),
-    "Add": _binary("add", "add_scalar"),
+    **{name: _binary(name.lower(), f"{name.lower()}_scalar") for name in ("Add", "Mul", "Div", "Pow")},
     "Sub": _binary("sub", "add_scalar"),
-    "Mul": _binary("mul", "mul_scalar"),
-    "Div": _binary("div", "div_scalar"),
-    "Pow": _binary("pow", "pow_scalar"),
     "Sum": _variadic("add", "add_scalar"),
     "Max": _variadic("maximum", "relu"),
     "Min": _variadic("minimum", "relu"),
-    "Softmax": _softmax,
-    "LogSoftmax": _softmax,
+    **dict.fromkeys(("Softmax", "LogSoftmax"), _softmax),
     "LayerNormalization": _norm("layernorm"),
     "RMSNormalization": _norm("rmsnorm"),
     "SimplifiedLayerNormalization": simplified_norm,
     "ReduceMean": _reduce_mean,
-    "Concat": _copy,
-    "Slice": _copy,
-    "Expand": _copy,
-    "Tile": _copy,
-    "Pad": _copy,
+    **dict.fromkeys(("Concat", "Slice", "Expand", "Tile", "Pad"), _copy),
     "Split": _split,
     "Transpose": _transpose,
     "Cast": _cast,
-    "QuantizeLinear": quantise,
-    "DequantizeLinear": quantise,
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), quantise),
     "DynamicQuantizeLinear": quantise_dynamic,
     "Gather": _gather,
     "Dropout": _dropout,

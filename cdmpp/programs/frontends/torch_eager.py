@@ -40,8 +40,14 @@ from cdmpp.programs.frontends.eager_rules import (
 )
 from cdmpp.programs.frontends.graph import NoRuleError, Unsupported
 from cdmpp.programs.frontends.kernel_work import KernelWork, Work
-from cdmpp.programs.frontends.torch_meta import differentiated, meta_inputs, meta_module, module_name, not_traceable
-from cdmpp.programs.frontends.torch_values import ExpectedValues
+from cdmpp.programs.frontends.torch_meta import (
+    ExpectedValues,
+    differentiated,
+    meta_inputs,
+    meta_module,
+    module_name,
+    not_traceable,
+)
 from cdmpp.programs.operators import OperatorSpec, make_operator
 
 Phase = Literal["forward", "backward", "optimizer"]
@@ -473,38 +479,15 @@ _LOWER = {
         for name in ("conv", "conv_transpose")
         for axes in (1, 2, 3)
     ),
-    torch.lstm,
-    torch.gru,
-    torch.rnn_tanh,
-    torch.rnn_relu,
-    torch.einsum,
-    torch.matmul,
-    torch.bmm,
-    torch.mm,
-    torch.addmm,
-    torch.baddbmm,
-    torch.mv,
-    torch.addbmm,
-    Tensor.matmul,
+    *(getattr(torch, name) for name in ["lstm", "gru", "rnn_tanh", "rnn_relu", "einsum", "addbmm"]),
+    *(getattr(where, name) for where in (torch, Tensor) for name in ["matmul", "bmm", "mm", "addmm", "baddbmm", "mv"]),
     Tensor.__matmul__,
     Tensor.__rmatmul__,
-    Tensor.mm,
-    Tensor.bmm,
-    Tensor.mv,
-    Tensor.addmm,
-    Tensor.baddbmm,
     nn.functional.scaled_dot_product_attention,
 }
 _UPPER = {
-    nn.functional.layer_norm,
-    torch.layer_norm,
-    nn.functional.softmax,
-    torch.softmax,
-    Tensor.softmax,
-    nn.functional.log_softmax,
-    nn.functional.group_norm,
-    torch.pow,
-    Tensor.pow,
+    *(getattr(nn.functional, name) for name in ("layer_norm", "softmax", "log_softmax", "group_norm")),
+    *(torch.layer_norm, torch.softmax, torch.pow, Tensor.softmax, Tensor.pow),
 }
 
 
