@@ -198,28 +198,19 @@ def fused(module: Any) -> Any:
     tvm = import_tvm()
     from tvm.relax import transform
 
+    def passes(*names: str) -> Any:
+        return tvm.transform.Sequential([getattr(transform, name)() for name in names])
+
     attributes = module["main"].attrs
     if attributes and "num_input" in attributes:
         # What weights alone determine becomes a function of its own, which runs before the model does.
-        before = (
-            transform.DecomposeOpsForInference(),
-            transform.CanonicalizeBindings(),
-            transform.LiftTransformParams(),
-        )
-        module = tvm.transform.Sequential(list(before))(module)
+        module = passes("DecomposeOpsForInference", "CanonicalizeBindings", "LiftTransformParams")(module)
         module = tvm.IRModule({"main": module["main"], **_prim_funcs(tvm, module)})
     # DeadCodeElimination comes last: fusion leaves the unfused functions behind.
-    passes = (
-        transform.DecomposeOpsForInference(),
-        transform.CanonicalizeBindings(),
-        transform.LegalizeOps(),
-        transform.AnnotateTIROpPattern(),
-        transform.FoldConstant(),
-        transform.FuseOps(),
-        transform.FuseTIR(),
-        transform.DeadCodeElimination(),
-    )
-    return tvm.transform.Sequential(list(passes))(module)
+    return passes(
+        *("DecomposeOpsForInference", "CanonicalizeBindings", "LegalizeOps", "AnnotateTIROpPattern", "FoldConstant"),
+        *("FuseOps", "FuseTIR", "DeadCodeElimination"),
+    )(module)
 
 
 def _prim_funcs(tvm: Any, module: Any) -> dict[Any, Any]:
