@@ -142,15 +142,6 @@ def complaints(now: Figures, gate: Figures, margins: Figures) -> list[str]:
     return problems
 
 
-def measured_now(tasks: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Any]]:
-    """Both figures."""
-    both = read_tasks([*tasks["test"], *tasks["train"]])
-    return {
-        "model": model_figures(load_artifact(MODEL), read_tasks(tasks["test"])),
-        "training": training_figures(both, training_config()),
-    }
-
-
 def main() -> None:
     """Measure, compare, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -161,7 +152,10 @@ def main() -> None:
     manifest = json.loads((MODEL / "manifest.json").read_text(encoding="utf-8"))
     data = TrainConfig.of_manifest(manifest["config"]).data
     tasks = choose_tasks(without_sealed(load_table(DATA), [DATA]), data)
-    now = measured_now(tasks)
+    now = {
+        "model": model_figures(load_artifact(MODEL), read_tasks(tasks["test"])),
+        "training": training_figures(read_tasks([*tasks["test"], *tasks["train"]]), training_config()),
+    }
     allowed = {"model": MARGINS, "training": TRAINING_MARGINS}
     problems = []
     for name, margins in allowed.items():

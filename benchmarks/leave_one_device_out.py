@@ -40,8 +40,7 @@ from typing import Any
 
 from benchmarks.report.results import GROUPS
 from benchmarks.unseen_devices.group import HeldOutGroup
-from benchmarks.unseen_devices.network import network_of
-from benchmarks.unseen_devices.study import ROWS_PER_TABLE, Study
+from benchmarks.unseen_devices.study import ROWS_PER_TABLE, Study, network_of
 from cdmpp.train.config import TrainConfig, load_config
 from cdmpp.utils.writing import write_text
 

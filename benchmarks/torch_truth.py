@@ -66,17 +66,14 @@ def load(path: Path) -> tuple[torch.nn.Module, Any]:
         return module, source.get_inputs()
 
 
-def is_fitted(problem: str) -> bool:
-    """Whether a problem is in the half on which rules and factors are chosen."""
-    return hashlib.sha256(problem.encode()).digest()[0] % 2 == 0
-
-
 def rows_of(folder: Path, public_data: Path, executions: Sequence[str]) -> Iterator[dict[str, Any]]:
     """One row per problem, execution and device, with what was measured and predicted."""
     predictor = LatencyPredictor.load()
     truth = measured(public_data)
     for (level, problem), by_execution in sorted(truth.items()):
-        common = {"level": level, "problem": problem, "fitted": is_fitted(problem)}
+        # Rules and factors are chosen on one half of the problems.
+        fitted = hashlib.sha256(problem.encode()).digest()[0] % 2 == 0
+        common = {"level": level, "problem": problem, "fitted": fitted}
         try:
             module, inputs = load(folder / level / f"{problem}.py")
             devices = sorted({device for timed in by_execution.values() for device in timed})

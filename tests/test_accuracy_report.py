@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.accuracy import command_of
+from benchmarks.accuracy import DOCUMENTS, command_of, rendered
 from benchmarks.figures import SOURCES
 from benchmarks.report import card, collectives, goals, known, schedules, unseen
-from benchmarks.report.document import DOCUMENTS, rendered
 from benchmarks.report.figures import draw
 from benchmarks.report.markdown import fill
 from benchmarks.report.results import STUDIES, Results, rounded, write_result

@@ -8,8 +8,7 @@ import pytest
 
 from benchmarks.leave_one_device_out import config_of, merged
 from benchmarks.report.results import GROUPS
-from benchmarks.unseen_devices.figures import figures
-from benchmarks.unseen_devices.study import sample
+from benchmarks.unseen_devices.study import figures, sample
 from cdmpp.devices.registry import lookup
 from cdmpp.model.nn.config import LEVELS
 from cdmpp.train.config import load_config

@@ -10,8 +10,7 @@ import pytest
 
 from benchmarks.unseen_devices import group as group_module
 from benchmarks.unseen_devices.group import HeldOutGroup
-from benchmarks.unseen_devices.network import network_of
-from benchmarks.unseen_devices.study import Study
+from benchmarks.unseen_devices.study import Study, network_of
 from cdmpp.errors import ArtifactError
 from cdmpp.model.nn.config import NetworkConfig
 from cdmpp.train.config import DataConfig, FinishConfig, TrainConfig

@@ -177,10 +177,7 @@ def onnx_case(rng: random.Random) -> bytes:
         return mutate.octets(rng, rng.choice(examples()))
     if kind < 0.7:
         return mutate.octets(rng, rng.choice(adversarial()))
-    return _by_structure(rng, onnx.load_from_string(rng.choice((*examples(), *adversarial()[:15]))))
-
-
-def _by_structure(rng: random.Random, model: onnx.ModelProto) -> bytes:
+    model = onnx.load_from_string(rng.choice((*examples(), *adversarial()[:15])))
     for _ in range(rng.choice((1, 1, 2, 4))):
         if model.graph.node:
             rng.choice(_STRUCTURE)(rng, model, rng.choice(model.graph.node))

@@ -23,8 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.quick.sample import HELD_OUT, QuickSample
-from benchmarks.quick.variant import Fitted, QuickVariant
+from benchmarks.quick.variant import HELD_OUT, Fitted, QuickSample, QuickVariant
 from benchmarks.report.results import rounded, write_result
 from benchmarks.unseen_devices.study import ENOUGH
 from cdmpp.model.inference.pipeline import InferencePipeline

@@ -146,7 +146,11 @@ def schedules(results: Results, result: dict[str, Any]) -> str:
     held = ", ".join(result.get("held_out_networks", ())) or "none"
     parts = [
         f"`{result['command']}`. Networks left out: {held}.",
-        *_sealed(result),
+        *(
+            f"Sealed networks ({', '.join(read['networks'])}): evaluated once for {label}, on {read['date']}, with "
+            f"model {read['model']} (weights) of commit {read['commit']}."
+            for label, read in result.get("sealed_reads", {}).items()
+        ),
         table(header, rows, left=2),
         *_adapted(result),
         *_costs(result),
@@ -172,15 +176,6 @@ def original(results: Results, result: dict[str, Any]) -> str:
     ]
     header = ("what is unseen", "method", "training (s)", "samples", "MAPE", "median", *_RANK_HEADERS[:2])
     return table(header, rows, left=2)
-
-
-def _sealed(result: Mapping[str, Any]) -> Iterator[str]:
-    """When the sealed networks were evaluated, and with which model."""
-    for label, read in result.get("sealed_reads", {}).items():
-        yield (
-            f"Sealed networks ({', '.join(read['networks'])}): evaluated once for {label}, on {read['date']}, with "
-            f"model {read['model']} (weights) of commit {read['commit']}."
-        )
 
 
 def _adapted(result: Mapping[str, Any]) -> Iterator[str]:

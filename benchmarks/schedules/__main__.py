@@ -25,17 +25,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks.schedules import gpu, new_device, search, study
-from benchmarks.schedules.configuration import MEASURED, after_measurements
 from benchmarks.schedules.document import add, check_unread, header, line, read, sealed_read
-from benchmarks.schedules.methods import Contest, Predict, cost_ratio, figures, mean_of
+from benchmarks.schedules.methods import MEASURED, Contest, Predict, after_measurements, cost_ratio, figures, mean_of
 from benchmarks.schedules.parts import Array, Scheduled
-from benchmarks.schedules.per_store import per_store_features
 from cdmpp.errors import CdmppError
 from cdmpp.model.nn.network import LatencyNetwork, parameter_count
 from cdmpp.train.config import TrainConfig, load_config
 from cdmpp.train.dataset import MeasuredRows
 from cdmpp.train.evaluation.metrics import MIN_PROGRAMS
-from cdmpp.train.reference.network import store_positions
+from cdmpp.train.reference.network import per_store_features, store_positions
 
 OUT = Path("benchmarks/results/schedules.json")
 SPLITS = ("task", "network", "device", "cpu")

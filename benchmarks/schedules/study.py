@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from benchmarks.report.results import STUDIES, Results, rounded, write_result
 from benchmarks.report.schedules import study as report
 from benchmarks.schedules.methods import figures
-from benchmarks.unseen_devices.network import network_of
+from benchmarks.unseen_devices.study import network_of
 from cdmpp.errors import CdmppError
 from cdmpp.features.launch_schema import GPU_WIDTH
 from cdmpp.features.schedule import LAUNCH_FROM
@@ -317,11 +317,6 @@ def figures_of(dataset: Dataset, rows: MeasuredRows, log_predicted: Array) -> di
     return {key: all_figures[key] for key in METRICS}
 
 
-def load_dataset(config: TrainConfig, public_data: Path | None) -> Dataset:
-    """Programs of GPUs and CPUs, split by task."""
-    return make_dataset(load_training_table(config, public_data, ()), config.data, schedule=True, every_part=True)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the variants that the result file lacks and print the tables."""
     study = STUDIES["schedules_study"]
@@ -344,7 +339,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wanted = [(name, seed) for name in chosen for seed in range(options.seeds)]
     wanted = [(name, seed) for name, seed in wanted if str(seed) not in result["variants"].get(name, {})]
     try:
-        dataset = load_dataset(config, options.public_data)
+        table = load_training_table(config, options.public_data, ())
+        dataset = make_dataset(table, config.data, schedule=True, every_part=True)
     except CdmppError as error:
         raise SystemExit(f"{error}\nhint: {error.hint}") from None
     for name, seed in wanted:

@@ -12,8 +12,7 @@ import numpy as np
 
 from benchmarks.intervals import NOMINAL, auc, coverage_curve
 from benchmarks.report.results import rounded
-from benchmarks.unseen_devices.figures import Array, figures
-from benchmarks.unseen_devices.study import ENOUGH, ROWS_PER_TABLE, Study, sample
+from benchmarks.unseen_devices.study import ENOUGH, ROWS_PER_TABLE, Array, Study, figures, sample
 from cdmpp.model.artifact.model import Artifact
 from cdmpp.model.inference.pipeline import InferencePipeline
 from cdmpp.model.nn.batch import NetworkInputs

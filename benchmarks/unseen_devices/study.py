@@ -1,4 +1,4 @@
-"""The tables of the study, encoded once, and the rows of a held-out device to evaluate."""
+"""The tables of the study, encoded once, rows and errors of a held-out device, and the network of a group."""
 
 from __future__ import annotations
 
@@ -9,15 +9,53 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.unseen_devices.figures import Array
+from benchmarks.report.results import rounded
 from cdmpp.data.table import MeasurementTable
 from cdmpp.devices.spec import DeviceSpec
+from cdmpp.errors import ArtifactError
+from cdmpp.model.artifact.folder import MANIFEST
+from cdmpp.model.artifact.load import load_artifact
 from cdmpp.model.artifact.model import Artifact
+from cdmpp.model.artifact.trained import save_artifact
+from cdmpp.model.domain.calibration import read_quantiles
+from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.programs.operators import operator_family
 from cdmpp.train.adaptation.records import DeviceRecords, device_records
 from cdmpp.train.config import TrainConfig
 from cdmpp.train.dataset import Dataset, make_dataset
+from cdmpp.train.evaluation.metrics import measure
+from cdmpp.train.evaluation.tables import INTERVAL
+from cdmpp.train.finish import calibrate, fit_domain
+from cdmpp.train.fit import train, training_rows
 from cdmpp.train.run import load_training_table
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def figures(
+    log_measured: Array, point: Array, family: Array, levels: Array | None = None, factor: Array | None = None
+) -> dict[str, Any]:
+    """Figures of predictions of one device and source.
+
+    ``log_measured``, ``point``, (n,): log of seconds. ``levels``, (n, len(LEVELS)), and ``factor``, (n,): as
+    :class:`cdmpp.model.raw_predictions.RawPredictions` has them; without them ``coverage`` is None. Returns ``overall``
+    and, by family, ``families`` (:func:`cdmpp.train.evaluation.metrics.measure`), and ``macro``, the mean over families
+    of the mean relative error.
+    """
+    measured, predicted = np.exp(log_measured), np.exp(point)
+    bounds: list[Array] = []
+    if levels is not None and factor is not None:
+        low, high = np.exp(read_quantiles(levels, factor, INTERVAL)).T
+        bounds = [np.minimum(low, predicted), np.maximum(high, predicted)]
+
+    def of(rows: Any) -> dict[str, Any]:
+        errors: dict[str, Any] = rounded(measure(predicted[rows], measured[rows], *(bound[rows] for bound in bounds)))
+        return errors
+
+    families = {str(name): of(family == name) for name in np.unique(family)}
+    macro = float(np.mean([f["mape"] for f in families.values()]))
+    return {"overall": of(slice(None)), "families": families, "macro": round(macro, 4)}
+
 
 #: Maximum number of rows of a device and source; a seeded sample if there are more.
 ROWS_PER_TABLE = 3000
@@ -74,3 +112,42 @@ def sample(rows: Array, limit: int, seed: Any) -> Array:
     if len(rows) <= limit:
         return rows
     return np.sort(np.random.default_rng(seed).choice(rows, limit, replace=False))
+
+
+def train_model(config: TrainConfig, dataset: Dataset, training: Array, folder: Path) -> None:
+    """Train a network and write its model folder; ``training``: rows that its domain is fitted to."""
+    network, summary = train(dataset, config, folder.with_name(f"{folder.name}.run"), progress=_progress)
+    held = config.data.holdout_devices
+    save_artifact(
+        folder,
+        network,
+        fit_domain(dataset, training, config.seed),
+        name=config.name,
+        devices=["" if d.name in held else d.name for d in dataset.devices],
+        calibration=calibrate(network, NetworkInputs(dataset.store, dataset.device_matrix), dataset, config),
+        device_specs=dataset.devices,
+        details={"config": config.model_dump(mode="json"), "train": summary},
+    )
+
+
+def _progress(step: int, steps: int, metrics: dict[str, float]) -> None:
+    print(f"\r{step}/{steps} loss {metrics['loss']}", end="\n" if step == steps else "", flush=True)
+
+
+def network_of(config: TrainConfig, dataset: Dataset, folder: Path) -> Artifact:
+    """The model in ``folder``; it is trained first where there is none, continuing an interrupted run.
+
+    ``dataset``: with the data sheets alone of the devices that the configuration holds out. ``folder``: of the model;
+    the run grows beside it.
+    Raises ArtifactError: the existing model was trained on a device that the configuration holds out.
+    """
+    if not (folder / MANIFEST).is_file():
+        print(f"{config.name}: training {config.optimiser.steps} steps", flush=True)
+        train_model(config, dataset, training_rows(dataset, config)[0], folder)
+    artifact = load_artifact(folder)
+    seen = set(config.data.holdout_devices) & set(artifact.devices)
+    if seen:
+        raise ArtifactError(
+            f"{folder} was trained on {', '.join(sorted(seen))}", hint="choose another folder for --models"
+        )
+    return artifact

@@ -18,8 +18,8 @@ from os import PathLike
 from pathlib import Path
 
 from cdmpp.errors import DataError
-from cdmpp.programs.frontends.metaschedule_db import RECORDS as TUNING_RECORDS
-from cdmpp.programs.frontends.metaschedule_db import WORKLOADS as TUNING_WORKLOADS
+from cdmpp.programs.frontends.metaschedule import RECORDS as TUNING_RECORDS
+from cdmpp.programs.frontends.metaschedule import WORKLOADS as TUNING_WORKLOADS
 
 RECORDS, REPEATS, SPLITS, CARD = "records.parquet", "repeats.parquet", "splits.parquet", "README.md"
 STORE = "collect.sqlite"

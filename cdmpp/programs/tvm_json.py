@@ -128,8 +128,11 @@ def structural_hash(nodes: Nodes, func: int) -> str:
             node = nodes[index]
             kind, data = node["type"], node.get("data")
             fields, children = _fields(kind, data)
-            if kind == "ffi.Map":
-                children = _sorted_pairs(nodes, children)
+            if kind == "ffi.Map":  # maps are not ordered: keys and values are sorted by key
+                keys = sorted(
+                    zip(children[::2], children[1::2], strict=False), key=lambda p: str(nodes[p[0]].get("data"))
+                )
+                children = [index for pair in keys for index in pair]
             missing = [child for child in children if child not in done]
             if missing:
                 if index in unfinished:
@@ -147,12 +150,6 @@ def structural_hash(nodes: Nodes, func: int) -> str:
         raise InvalidProgramError("a node refers to a node that does not exist", hint=HINT) from None
     text = "\n".join(map(repr, numbers))
     return hashlib.sha256(b"tir\0" + text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-
-def _sorted_pairs(nodes: Nodes, pairs: list[int]) -> list[int]:
-    """Keys and values of a map, sorted by key, because maps are not ordered."""
-    keys = sorted(range(0, len(pairs) - 1, 2), key=lambda i: str(nodes[pairs[i]].get("data")))
-    return [index for i in keys for index in pairs[i : i + 2]]
 
 
 def _fields(kind: str, data: Any) -> tuple[tuple[str, ...], list[int]]:

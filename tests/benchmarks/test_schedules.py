@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.schedules.configuration import after_measurements
 from benchmarks.schedules.document import add, check_unread, read
-from benchmarks.schedules.methods import Contest
+from benchmarks.schedules.methods import Contest, after_measurements
 from benchmarks.schedules.parts import Scheduled, cpu_of
 from cdmpp.errors import DataError
 from cdmpp.train.config import TrainConfig
@@ -81,7 +80,7 @@ def test_sealed_networks_are_evaluated_once_per_label(tmp_path: Path) -> None:
 def test_baselines_are_corrected_by_the_process_of_the_network(
     scheduled: Scheduled, scheduled_config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.schedules.configuration.MEASURED", 8)
+    monkeypatch.setattr("benchmarks.schedules.methods.MEASURED", 8)
     optimiser = replace(scheduled_config.optimiser, steps=5)
     config = scheduled_config.model_copy(update={"optimiser": optimiser})
     contest = Contest(scheduled, scheduled.split("cpu:one", config), config)

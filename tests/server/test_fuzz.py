@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from fastapi.testclient import TestClient
 
-from benchmarks.fuzz import check, mutate, seeds
+from benchmarks.fuzz import drive, mutate, seeds
 from benchmarks.fuzz.__main__ import SMALL
 from benchmarks.fuzz.cases import OCTETS, SURFACES, TENSORS
 from benchmarks.fuzz.drive import FuzzRun
@@ -111,7 +111,7 @@ def test_mutations_do_not_change_their_seed() -> None:
     ],
 )
 def test_invalid_response_is_a_finding(status: int, media: str, body: object, cases: int) -> None:
-    assert check.problems(status, media, json.dumps(body).encode(), cases)
+    assert drive.problems(status, media, json.dumps(body).encode(), cases)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_invalid_response_is_a_finding(status: int, media: str, body: object, ca
     ],
 )
 def test_valid_response_is_not_a_finding(status: int, media: str, body: object, cases: int) -> None:
-    assert check.problems(status, media, json.dumps(body).encode(), cases) == []
-    assert check.problems(200, "text/html", b"<html>", 1)
+    assert drive.problems(status, media, json.dumps(body).encode(), cases) == []
+    assert drive.problems(200, "text/html", b"<html>", 1)
 
 
 def test_unresponsive_service_is_a_finding() -> None:

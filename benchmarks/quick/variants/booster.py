@@ -1,7 +1,6 @@
 """XGBoost on the network's inputs, the baseline of ``docs/accuracy.md``, with the sample's rows."""
 
-from benchmarks.quick.sample import QuickSample
-from benchmarks.quick.variant import Fitted, QuickVariant
+from benchmarks.quick.variant import Fitted, QuickSample, QuickVariant
 from cdmpp.model.nn.batch import NetworkInputs
 from cdmpp.train.baselines import TreeBaseline
 

@@ -13,8 +13,7 @@ from cdmpp.data.importers.tuning_logs import ANSOR, METASCHEDULE, TuningLogImpor
 from cdmpp.data.labels import Labels
 from cdmpp.data.raw import RawTable
 from cdmpp.errors import DataError
-from cdmpp.programs.frontends.metaschedule import workload_text
-from cdmpp.programs.frontends.metaschedule_db import RECORDS, WORKLOADS
+from cdmpp.programs.frontends.metaschedule import RECORDS, WORKLOADS, workload_text
 from cdmpp.utils.files import open_file, parse_json
 
 #: TVM writes this many seconds, or more, for a candidate that failed.

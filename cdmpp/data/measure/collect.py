@@ -145,7 +145,9 @@ class Collector:
         """
         names = [c.name for c in self.configurations]
         shutil.rmtree(self._spool, ignore_errors=True)
-        if self._is_complete(names):  # starting workers, which import TVM, would take seconds
+        searched = not self.settings.tune or not self.store.untuned(self.settings.tune)
+        if searched and not self.store.missing(names, 1) and not self._due():
+            # Nothing is left to do: starting workers, which import TVM, would take seconds.
             self._phase("measuring", len(self.store.measured(names, FIRST)), self.store.count_programs() * len(names))
             return
         self._spool.mkdir()
@@ -166,11 +168,6 @@ class Collector:
                 if len(due) >= GROUP:
                     self._again(due)
             self._repeat_rest()
-
-    def _is_complete(self, names: Sequence[str]) -> bool:
-        """Whether no search, first or second measurement is left to do."""
-        searched = not self.settings.tune or not self.store.untuned(self.settings.tune)
-        return searched and not self.store.missing(names, 1) and not self._due()
 
     def _tune(self) -> None:
         """Search each task for good schedules, measured on the first configuration."""

@@ -262,7 +262,8 @@ def _limit(parent: int, settings: WorkerSettings) -> None:
 
         # A separate process group, so that a compiler started by a task ends with it.
         os.setpgid(0, 0)
-        signal.signal(signal.SIGTERM, _end_group)
+        # pebble's request to end this worker.
+        signal.signal(signal.SIGTERM, lambda *_: os.killpg(os.getpid(), signal.SIGKILL))
         if limit := settings.memory_bytes:
             hard = resource.getrlimit(resource.RLIMIT_AS)[1]
             resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
@@ -276,11 +277,6 @@ def _die_with(parent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent ended before the call above
         os._exit(1)
-
-
-def _end_group(*_: object) -> None:
-    """Handle pebble's request to end this worker."""
-    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 def perform(function: Callable[..., Any], arguments: Sequence[Any]) -> Outcome:

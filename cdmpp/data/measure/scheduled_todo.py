@@ -22,7 +22,7 @@ from cdmpp.devices.loading import load_device, specification_toml
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import DataError
 from cdmpp.programs.frontends.load import load_programs
-from cdmpp.programs.frontends.metaschedule_db import WORKLOADS
+from cdmpp.programs.frontends.metaschedule import WORKLOADS
 from cdmpp.utils.writing import check_new_folder, write_text
 
 #: Files of a pool folder: TVM JSON and TVMScript.

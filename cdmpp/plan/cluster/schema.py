@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
 from cdmpp.errors import FieldError
 from cdmpp.plan.base.solve import check_unique
-from cdmpp.plan.cluster.training import TrainingForm
+from cdmpp.plan.cluster.training import TrainingJobForm
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.rendering import Table
 from cdmpp.predict.requests.collective_forms import CollectiveOptions
@@ -48,14 +48,14 @@ class StepForm(Closed):
     The all-reduce is a ring over links of ``bandwidth_bytes_per_s``, or predicted for each count of workers.
     """
 
-    compute: Annotated[CostField, Field(description="Seconds of one worker's step, or its programs.")]
-    samples: Annotated[float, Field(gt=0, le=1e9, description="Samples in one worker's step.")]
+    compute: CostField = Field(description="Seconds of one worker's step, or its programs.")
+    samples: float = Field(gt=0, le=1e9, description="Samples in one worker's step.")
     gradient_bytes: Bytes
-    bandwidth_bytes_per_s: Annotated[float | None, Field(gt=0, le=1e15)] = None
+    bandwidth_bytes_per_s: float | None = Field(None, gt=0, le=1e15)
     alpha_s: Seconds = 0.0
-    all_reduce: Annotated[
-        AllReduceForm | None, Field(description="Predicted, instead of bandwidth_bytes_per_s and alpha_s.")
-    ] = None
+    all_reduce: AllReduceForm | None = Field(
+        None, description="Predicted, instead of bandwidth_bytes_per_s and alpha_s."
+    )
 
     @model_validator(mode="after")
     def _exchange(self) -> Self:
@@ -73,21 +73,19 @@ class JobForm(Closed):
     """An elastic job. Its speed is given by exactly one of ``samples_per_s``, ``step`` and ``training``."""
 
     name: Name
-    workers: Annotated[list[Count], Field(min_length=1, description="Possible counts, growing.")]
-    remaining_samples: Annotated[float, Field(gt=0, le=1e15)]
-    samples_per_s: Annotated[
-        list[Annotated[float, Field(gt=0, le=1e12)]] | None,
-        Field(min_length=1, description="Throughput with each count."),
-    ] = None
+    workers: list[Count] = Field(min_length=1, description="Possible counts, growing.")
+    remaining_samples: float = Field(gt=0, le=1e15)
+    samples_per_s: list[Annotated[float, Field(gt=0, le=1e12)]] | None = Field(
+        None, min_length=1, description="Throughput with each count."
+    )
     step: StepForm | None = None
-    training: Annotated[
-        TrainingForm | None,
-        Field(description="A language model: each count of workers has the fastest layout that fits the memory."),
-    ] = None
+    training: TrainingJobForm | None = Field(
+        None, description="A language model: each count of workers has the fastest layout that fits the memory."
+    )
     running: Annotated[
         int, Field(ge=0, le=MAX_COUNT, description="Workers on the cluster's own GPUs now (for reclaim)."), WholeNumber
     ] = 0
-    preemption_cost_s: Annotated[Seconds, Field(description="Seconds lost when it is preempted.")] = 0.0
+    preemption_cost_s: Seconds = Field(0.0, description="Seconds lost when it is preempted.")
 
     @model_validator(mode="after")
     def _speed(self) -> Self:
@@ -102,7 +100,7 @@ class LoanForm(Closed):
     gpus_per_worker: Annotated[
         int, Field(ge=1, le=64, description="GPUs of this server that replace one training GPU."), WholeNumber
     ] = 1
-    running: Annotated[dict[Name, Count], Field(description="Workers on it now, by job.", default_factory=dict)]
+    running: dict[Name, Count] = Field(description="Workers on it now, by job.", default_factory=dict)
 
 
 class JobPlan(Row):
@@ -111,8 +109,8 @@ class JobPlan(Row):
     name: str
     workers: int
     remaining_s: float | None
-    least_remaining_s: Annotated[float, Field(description="With its smallest possible count.")]
-    layout: Annotated[str | None, Field(description="Of a language model that trains.")] = None
+    least_remaining_s: float = Field(description="With its smallest possible count.")
+    layout: str | None = Field(None, description="Of a language model that trains.")
 
 
 class ReclaimPlan(Row):
@@ -132,7 +130,7 @@ class ClusterPlan(Plan):
 
     total_remaining_s: float
     mean_remaining_s: float
-    workers: Annotated[int, Field(description="Available workers, lent ones included.")]
+    workers: int = Field(description="Available workers, lent ones included.")
     jobs: list[JobPlan]
     reclaimed: ReclaimPlan | None
     lower_bound_s: float
@@ -151,22 +149,16 @@ class ClusterPlan(Plan):
     def tables(self) -> list[Table]:
         """Returned servers, workers and times by job, baselines."""
         back = self.reclaimed
-        jobs = [
-            (
-                job.name,
-                str(job.workers),
-                "waits" if job.remaining_s is None else format_latency(job.remaining_s),
-                job.layout or "",
-            )
-            for job in self.jobs
-        ]
+        columns: dict[str, Callable[[JobPlan], str]] = {
+            "job": lambda job: job.name,
+            "workers": lambda job: str(job.workers),
+            "remaining time": lambda job: "waits" if job.remaining_s is None else format_latency(job.remaining_s),
+            "layout": lambda job: job.layout or "",
+        }
+        preempted = f"preempts {', '.join(back.preempted) or 'no job'}" if back else ""
         return [
-            Table.lines(
-                ""
-                if back is None
-                else f"return {', '.join(back.servers)}: preempts {', '.join(back.preempted) or 'no job'}"
-            ),
-            Table(("job", "workers", "remaining time", "layout"), jobs, right=(1, 2)),
+            Table.lines(f"return {', '.join(back.servers)}: {preempted}" if back else ""),
+            Table.of(self.jobs, columns, right=(1, 2)),
             self.baseline_table(),
             Table.lines(*self.explanation[1:]),
         ]
@@ -176,8 +168,8 @@ class ClusterRequest(Request[ClusterPlan]):
     """Workers for each job, on the cluster's own GPUs and on lent inference servers."""
 
     gpus: Annotated[int, Field(ge=0, le=MAX_COUNT), WholeNumber]
-    jobs: Annotated[list[JobForm], Field(min_length=1)]
-    loans: Annotated[list[LoanForm], Field(default_factory=list)]
+    jobs: list[JobForm] = Field(min_length=1)
+    loans: list[LoanForm] = Field(default_factory=list)
     reclaim: Annotated[
         int, Field(ge=0, le=MAX_COUNT, description="Number of lent servers that must be returned first."), WholeNumber
     ] = 0

@@ -25,7 +25,7 @@ KEPT_AT_ENDS = 10
 _Degree = Annotated[TrainingDegree | None, Field(description="null: searched.")]
 
 
-class TrainingForm(Priced):
+class TrainingJobForm(Priced):
     """A language model, whose step is that of the fastest layout (docs/training-steps.md); a sample is a sequence."""
 
     config: ModelConfig
@@ -100,7 +100,7 @@ class TrainingForm(Priced):
 @lru_cache(maxsize=64)
 def _layouts(form: str, counts: tuple[int, ...], ignore_memory: bool) -> LayoutPlans:
     """Layouts of all counts, shared by equal jobs; a count without one is left out unless no count has one."""
-    read, found = TrainingForm.model_validate_json(form), []
+    read, found = TrainingJobForm.model_validate_json(form), []
     options = {name: getattr(read, name) for name in ("dtype", "products", "ranks_per_node", "network")}
     given = {name: getattr(read, name) for name in (*KEPT, "sharding", "overlap", "global_batch", "sequence")}
     spec, profile = known_device(read.device), load_training_engine(read.engine, files=False)

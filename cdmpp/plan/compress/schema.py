@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -40,9 +41,9 @@ def _given(name: str) -> dict[str, Any]:
 class WorkForm(Closed):
     """Seconds of compressing and decompressing one tensor, by its uncompressed bytes."""
 
-    compress_s_per_byte: Annotated[float, Field(ge=0, le=1.0)]
-    decompress_s_per_byte: Annotated[float, Field(ge=0, le=1.0)]
-    overhead_s: Annotated[Seconds, Field(description="Added to each of the two.")] = 0.0
+    compress_s_per_byte: float = Field(ge=0, le=1.0)
+    decompress_s_per_byte: float = Field(ge=0, le=1.0)
+    overhead_s: Seconds = Field(0.0, description="Added to each of the two.")
 
 
 class CompressorForm(Closed):
@@ -51,14 +52,12 @@ class CompressorForm(Closed):
     model_config = ConfigDict(json_schema_extra={"anyOf": [_given("gpu"), _given("cpu")]})
 
     name: Name
-    ratio: Annotated[float, Field(gt=0, le=1, description="Compressed bytes over bytes.")]
-    collective: Annotated[
-        Literal["all_reduce", "all_gather"],
-        Field(
-            description="all_gather: for gradients that cannot be summed in compressed form; every worker then "
-            "decompresses all of them."
-        ),
-    ] = "all_gather"
+    ratio: float = Field(gt=0, le=1, description="Compressed bytes over bytes.")
+    collective: Literal["all_reduce", "all_gather"] = Field(
+        "all_gather",
+        description="all_gather: for gradients that cannot be summed in compressed form; every worker then "
+        "decompresses all of them.",
+    )
     gpu: WorkForm | None = None
     cpu: WorkForm | None = None
 
@@ -85,7 +84,7 @@ class TensorPlan(Row):
     compressor: str | None
     place: Place
     network_s: float
-    hidden: Annotated[bool, Field(description="Its exchange does not lengthen the iteration.")]
+    hidden: bool = Field(description="Its exchange does not lengthen the iteration.")
 
 
 class Span(Row):
@@ -105,10 +104,10 @@ class CompressPlan(Plan):
 
     iteration_s: float
     lower_bound_s: float
-    proven: Annotated[bool, Field(description="No strategy is shorter.")]
-    exposed_comm_s: Annotated[float, Field(description="Exchanges while nothing computes.")]
+    proven: bool = Field(description="No strategy is shorter.")
+    exposed_comm_s: float = Field(description="Exchanges while nothing computes.")
     tensors: list[TensorPlan]
-    busy_s: Annotated[dict[Stream, float], Field(description="By processor.")]
+    busy_s: dict[Stream, float] = Field(description="By processor.")
     timeline: list[Span]
 
     @property
@@ -122,27 +121,20 @@ class CompressPlan(Plan):
 
     def tables(self) -> list[Table]:
         """Each tensor, the baselines."""
-        tensors = [
-            (
-                tensor.name,
-                format_latency(tensor.network_s),
-                "not compressed" if tensor.compressor is None else f"{tensor.compressor} on the {tensor.place}",
-                "hidden" if tensor.hidden else "",
-            )
-            for tensor in self.tensors
-        ]
-        return [
-            Table(("tensor", "exchange", "compression", ""), tensors, right=(1,)),
-            self.baseline_table(),
-            Table.lines(*self.explanation[1:]),
-        ]
+        columns: dict[str, Callable[[TensorPlan], str]] = {
+            "tensor": lambda row: row.name,
+            "exchange": lambda row: format_latency(row.network_s),
+            "compression": lambda row: f"{row.compressor} on the {row.place}" if row.compressor else "not compressed",
+            "": lambda row: "hidden" if row.hidden else "",
+        }
+        return [Table.of(self.tensors, columns, right=(1,)), self.baseline_table(), Table.lines(*self.explanation[1:])]
 
 
 class CompressRequest(Request[CompressPlan]):
     """Which gradients to compress, with which compressor and on which processor, for the shortest iteration."""
 
-    tensors: Annotated[list[GradientForm], Field(min_length=1, description="In the order of the backward pass.")]
-    compressors: Annotated[list[CompressorForm], Field(min_length=1)]
+    tensors: list[GradientForm] = Field(min_length=1, description="In the order of the backward pass.")
+    compressors: list[CompressorForm] = Field(min_length=1)
     workers: Annotated[int, Field(ge=2, le=100_000), WholeNumber]
     link: LinkForm
     seed: Seed = 0

@@ -26,7 +26,7 @@ from cdmpp.predict.requests.plot import BLUE, GREEN, GREY, YELLOW, Bar, draw_leg
 from cdmpp.predict.requests.pricing import cost_of
 from cdmpp.simulate.replay import Timeline, replay
 from cdmpp.simulate.replay.build import read_link
-from cdmpp.simulate.replay.data_parallel import Option, Pass, Place, pass_graph
+from cdmpp.simulate.replay.data_parallel import ComputePass, Option, Place, pass_graph
 from cdmpp.simulate.replay.engine import walk
 from cdmpp.simulate.replay.forms import LinkForm
 from cdmpp.simulate.replay.graph import Floats
@@ -137,18 +137,18 @@ class GradientTensor:
 Choice = tuple[int, ...]
 
 
-def passes(tensors: Sequence[GradientTensor], choice: Choice) -> list[Pass]:
+def passes(tensors: Sequence[GradientTensor], choice: Choice) -> list[ComputePass]:
     """The backward pass with a chosen option for each tensor, or for each group of joined ones."""
-    out: list[Pass] = []
+    out: list[ComputePass] = []
     size, joined = 0.0, False
     for tensor, k in zip(tensors, choice, strict=True):
         size += tensor.bytes
         if k == JOIN or not tensor.options:
-            out.append(Pass(tensor.backward_s))
+            out.append(ComputePass(tensor.backward_s))
             joined = joined or k == JOIN
         else:
             options = tensor.exchanges.options(size) if joined and tensor.exchanges is not None else tensor.options
-            out.append(Pass(tensor.backward_s, options[k]))
+            out.append(ComputePass(tensor.backward_s, options[k]))
             size, joined = 0.0, False
     return out
 
@@ -171,7 +171,7 @@ def iteration_s(tensors: Sequence[GradientTensor], choice: Choice) -> float:
     return float(_makespan_s(_rows(passes(tensors, choice))))
 
 
-def _rows(passes: Sequence[Pass]) -> Floats:
+def _rows(passes: Sequence[ComputePass]) -> Floats:
     """Seconds, place (-1 no exchange, 0 not compressed, 1 GPU, 2 CPU), exchange, compression, decompression; (n, 5)."""
     rows = [
         (p.seconds, _PLACES[o.place], o.network_s, o.compress_s, o.decompress_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -27,15 +28,15 @@ class LayerForm(Closed):
 
     name: Name
     forward: CostField
-    backward: Annotated[CostField, Field(description="Includes everything between the next layer and this one.")]
-    gradient_bytes: Annotated[list[PositiveBytes], Field(description="One for each parameter.", default_factory=list)]
+    backward: CostField = Field(description="Includes everything between the next layer and this one.")
+    gradient_bytes: list[PositiveBytes] = Field(description="One for each parameter.", default_factory=list)
 
 
 class BucketSize(Row):
     """A bucket size, or a partition of the gradients that has none."""
 
-    bucket_bytes: Annotated[int | float | None, Field(description="null: buckets of any sizes, as in `transfers`.")]
-    first_bucket_bytes: Annotated[int | float | None, Field(description="null: like the others.")]
+    bucket_bytes: int | float | None = Field(description="null: buckets of any sizes, as in `transfers`.")
+    first_bucket_bytes: int | float | None = Field(description="null: like the others.")
 
     def __str__(self) -> str:
         first = self.first_bucket_bytes
@@ -49,8 +50,8 @@ class Choice(BucketSize):
 
     buckets: int
     iteration_s: float
-    comm_s: Annotated[float, Field(description="Time of all-reduces.")]
-    exposed_comm_s: Annotated[float, Field(description="Time of all-reduces while nothing computes.")]
+    comm_s: float = Field(description="Time of all-reduces.")
+    exposed_comm_s: float = Field(description="Time of all-reduces while nothing computes.")
 
 
 class Transfer(Row):
@@ -58,13 +59,13 @@ class Transfer(Row):
 
     bytes: float
     gradients: int
-    first_layer: Annotated[str, Field(description="Layer of its first gradients.")]
-    last_layer: Annotated[str, Field(description="Layer whose backward pass it waits for.")]
+    first_layer: str = Field(description="Layer of its first gradients.")
+    last_layer: str = Field(description="Layer whose backward pass it waits for.")
     ready_s: float
     start_s: float
     end_s: float
-    compressor: Annotated[str | None, Field(description="null: not compressed.")] = None
-    place: Annotated[Place, Field(description="Processor that compresses.")] = "none"
+    compressor: str | None = Field(None, description="null: not compressed.")
+    place: Place = Field("none", description="Processor that compresses.")
 
 
 class DataParallelPlan(Plan):
@@ -72,19 +73,19 @@ class DataParallelPlan(Plan):
 
     objective_field = "iteration_s"
 
-    iteration_s: Annotated[float, Field(description="With the best bucket size.")]
-    interval: Annotated[Interval | None, Field(description="null: all costs were given.")]
-    bucket_bytes: Annotated[
-        int | float | None, Field(description="The best bucket size; null: a partition without one is better.")
-    ]
-    first_bucket_bytes: Annotated[int | float | None, Field(description="null: like the others.")]
-    compute_s: Annotated[float, Field(description="Forward, backward and update of a rank, without transfers.")]
+    iteration_s: float = Field(description="With the best bucket size.")
+    interval: Interval | None = Field(description="null: all costs were given.")
+    bucket_bytes: int | float | None = Field(
+        description="The best bucket size; null: a partition without one is better."
+    )
+    first_bucket_bytes: int | float | None = Field(description="null: like the others.")
+    compute_s: float = Field(description="Forward, backward and update of a rank, without transfers.")
     exposed_comm_s: float
     choices: list[Choice]
     transfers: list[Transfer]
-    lower_bound_s: Annotated[
-        float, Field(description="Lower bound of all bucket sizes: computation, or gradients sent one by one.")
-    ]
+    lower_bound_s: float = Field(
+        description="Lower bound of all bucket sizes: computation, or gradients sent one by one."
+    )
 
     @property
     def choice(self) -> Any:
@@ -101,17 +102,14 @@ class DataParallelPlan(Plan):
 
     def tables(self) -> list[Table]:
         """All bucket sizes, the baselines."""
-        choices = [
-            (
-                str(choice),
-                str(choice.buckets),
-                format_latency(choice.iteration_s),
-                format_latency(choice.exposed_comm_s),
-            )
-            for choice in self.choices
-        ]
+        columns: dict[str, Callable[[Choice], str]] = {
+            "bucket": str,
+            "all-reduces": lambda choice: str(choice.buckets),
+            "iteration": lambda choice: format_latency(choice.iteration_s),
+            "exposed": lambda choice: format_latency(choice.exposed_comm_s),
+        }
         return [
-            Table(("bucket", "all-reduces", "iteration", "exposed"), choices, right=(1, 2, 3)),
+            Table.of(self.choices, columns, right=(1, 2, 3)),
             self.baseline_table(),
             Table.lines(*self.explanation[1:]),
         ]
@@ -120,49 +118,36 @@ class DataParallelPlan(Plan):
 class DataParallelRequest(Request[DataParallelPlan]):
     """One iteration of data-parallel training at several bucket sizes (buckets of PyTorch DDP)."""
 
-    layers: Annotated[list[LayerForm], Field(min_length=1, description="In the order of the forward pass.")]
+    layers: list[LayerForm] = Field(min_length=1, description="In the order of the forward pass.")
     ranks: Annotated[int, Field(ge=1, le=1_000_000, description="Number of equal ranks."), WholeNumber]
-    link: Annotated[LinkForm, Field(description="Between neighbours.")]
-    algorithm: Annotated[
-        Algorithm, Field(description='"measured": the link gives times of whole all-reduces, not of messages.')
-    ] = "ring"
-    bucket_bytes: Annotated[
-        list[Bytes] | None,
-        Field(
-            min_length=1,
-            description="Bucket sizes to choose from; one for all gradients, one for each, and the default of PyTorch "
-            "are added. A bucket closes when it has at least so many bytes. null: 1, 4, 25 and 100 MiB, and doubled "
-            "until all gradients fit.",
-        ),
-    ] = None
-    first_bucket_bytes: Annotated[
-        Bytes | None, Field(description="Size of the first bucket; default: like the others.")
-    ] = None
-    update: Annotated[CostField, Field(description="The optimizer, after all gradients.")] = 0.0
-    state_bytes: Annotated[
-        PositiveBytes | None,
-        Field(
-            description="Weights, gradients and optimizer states of a rank. Default: 4 times the gradients: Adam "
-            "in the type of the gradients."
-        ),
-    ] = None
-    memory_bytes: Annotated[
-        PositiveBytes | None, Field(description="Memory limit of a rank; null: that of the device of its costs.")
-    ] = None
-    compressors: Annotated[
-        list[CompressorForm],
-        Field(
-            max_length=16,
-            default_factory=list,
-            description="Ways to compress a bucket, chosen with the partition. Without slowdowns.",
-        ),
-    ]
-    compute_slowdown: Annotated[
-        Slowdown, Field(description="Factor of the time of computation while an all-reduce runs.")
-    ] = 1.0
-    comm_slowdown: Annotated[
-        Slowdown, Field(description="Factor of the time of an all-reduce while something computes.")
-    ] = 1.0
+    link: LinkForm = Field(description="Between neighbours.")
+    algorithm: Algorithm = Field(
+        "ring", description='"measured": the link gives times of whole all-reduces, not of messages.'
+    )
+    bucket_bytes: list[Bytes] | None = Field(
+        None,
+        min_length=1,
+        description="Bucket sizes to choose from; one for all gradients, one for each, and the default of PyTorch "
+        "are added. A bucket closes when it has at least so many bytes. null: 1, 4, 25 and 100 MiB, and doubled "
+        "until all gradients fit.",
+    )
+    first_bucket_bytes: Bytes | None = Field(None, description="Size of the first bucket; default: like the others.")
+    update: CostField = Field(0.0, description="The optimizer, after all gradients.")
+    state_bytes: PositiveBytes | None = Field(
+        None,
+        description="Weights, gradients and optimizer states of a rank. Default: 4 times the gradients: Adam "
+        "in the type of the gradients.",
+    )
+    memory_bytes: PositiveBytes | None = Field(
+        None, description="Memory limit of a rank; null: that of the device of its costs."
+    )
+    compressors: list[CompressorForm] = Field(
+        max_length=16,
+        default_factory=list,
+        description="Ways to compress a bucket, chosen with the partition. Without slowdowns.",
+    )
+    compute_slowdown: Slowdown = Field(1.0, description="Factor of the time of computation while an all-reduce runs.")
+    comm_slowdown: Slowdown = Field(1.0, description="Factor of the time of an all-reduce while something computes.")
 
     @property
     def tried_bytes(self) -> list[float]:

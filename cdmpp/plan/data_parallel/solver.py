@@ -50,10 +50,7 @@ MAX_FREE, MAX_STARTS, MIN_STEPS, MAX_ROWS = 4096, 3, 1000, 200_000
 def solve(request: DataParallelRequest, control: SearchControl) -> DataParallelPlan:
     """Replay the iteration at each bucket size, and with any partition of the gradients.
 
-    Raises
-    ------
-    FieldError
-        The link is wrong.
+    Raises FieldError: the link is wrong.
     """
     try:
         return _solve(request)
@@ -162,10 +159,9 @@ def _solve(request: DataParallelRequest) -> DataParallelPlan:
         "pytorch_default": (PYTORCH_BUCKET_BYTES, PYTORCH_FIRST_BUCKET_BYTES),
     }
     tried = [(size, request.first_bucket_bytes) for size in request.tried_bytes]
-    sizes: list[tuple[float | None, float | None]] = [*dict.fromkeys([*tried, *named.values()])]
-    strategies: list[Strategy] = [
-        (fill_buckets(costs.layers, *size), None) for size in dict.fromkeys([*tried, *named.values()])
-    ]
+    distinct = list(dict.fromkeys([*tried, *named.values()]))
+    sizes: list[tuple[float | None, float | None]] = [*distinct]
+    strategies: list[Strategy] = [(fill_buckets(costs.layers, *size), None) for size in distinct]
     iterations = [costs.iteration(*strategy) for strategy in strategies]
     number = min(range(len(sizes)), key=lambda i: (iterations[i].iteration_s, i))
     baselines = {name: iterations[sizes.index(size)].iteration_s for name, size in named.items()}

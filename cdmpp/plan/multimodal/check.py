@@ -279,7 +279,8 @@ class _StepCheck:
     def _memory_faults(self) -> Iterator[str]:
         """Wrong peak memory, or more than the limit."""
         for rank, order in enumerate(self.orders):
-            held = peak = self._static_bytes(rank)
+            rows = zip(self.modules, self.chains, strict=True)
+            held = peak = sum(e.layers * module.weight_bytes for module, chain in rows for e in chain if e.rank == rank)
             for task in order:
                 _, kept, extra = self._cost(task)
                 if task[2] == "F":
@@ -293,11 +294,6 @@ class _StepCheck:
                 yield f"{path}: {claimed:.9g} bytes, the order holds {peak:.9g}"
             if peak > limit * (1 + TOLERANCE):
                 yield f"{path}: {peak:.9g} bytes, the limit is {limit:.9g}"
-
-    def _static_bytes(self, rank: int) -> float:
-        """Bytes of a rank's weights, gradients and optimizer states."""
-        rows = zip(self.modules, self.chains, strict=True)
-        return sum(e.layers * module.weight_bytes for module, chain in rows for e in chain if e.rank == rank)
 
     def _name(self, task: _Task) -> str:
         i, at, way, unit = task

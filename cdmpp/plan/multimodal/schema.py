@@ -48,11 +48,11 @@ Items = Annotated[int, Field(ge=0, le=MAX_COUNT), WholeNumber]
 class SubBatches(Row):
     """Sub-micro-batches of a module."""
 
-    rule_size: Annotated[int, Field(description="Smallest size with the efficiency of the request.")]
-    size: Annotated[int, Field(description="Largest sub-micro-batch of the plan.")]
+    rule_size: int = Field(description="Smallest size with the efficiency of the request.")
+    size: int = Field(description="Largest sub-micro-batch of the plan.")
     count: int
-    items: Annotated[list[int], Field(description="Items of each sub-micro-batch.")]
-    efficiency: Annotated[float, Field(description="Items per second, as a share of the best size's.")]
+    items: list[int] = Field(description="Items of each sub-micro-batch.")
+    efficiency: float = Field(description="Items per second, as a share of the best size's.")
 
 
 class LayoutEntry(Row):
@@ -70,9 +70,7 @@ class RankMemory(Row):
 
     rank: int
     peak_bytes: float
-    knobs: Annotated[
-        dict[str, list[Knob]], Field(description="By module, for each of its layout entries on this rank.")
-    ]
+    knobs: dict[str, list[Knob]] = Field(description="By module, for each of its layout entries on this rank.")
 
 
 class ScheduledPass(Row):
@@ -80,7 +78,7 @@ class ScheduledPass(Row):
 
     module: str
     segment: int
-    pass_: Annotated[Pass, Field(alias="pass")]
+    pass_: Pass = Field(alias="pass")
     micro_batch: int
     start_s: float
     end_s: float
@@ -95,14 +93,12 @@ class StepPlan(Row):
     searched_lower_bound_s: float
     gap: float
     baselines: dict[str, float]
-    interval: Annotated[
-        Interval | None, Field(description="Makespan of the same order at the bounds of all predictions.")
-    ]
+    interval: Interval | None = Field(description="Makespan of the same order at the bounds of all predictions.")
     sub_batches: dict[str, SubBatches]
     layout: list[LayoutEntry]
     memory: list[RankMemory]
-    order: Annotated[list[list[ScheduledPass]], Field(description="Passes of each rank, in order.")]
-    bubble: Annotated[float, Field(description="Share of the ranks' time without work.")]
+    order: list[list[ScheduledPass]] = Field(description="Passes of each rank, in order.")
+    bubble: float = Field(description="Share of the ranks' time without work.")
 
     def tables(self) -> list[Table]:
         """Sub-micro-batches, and the memory of each rank."""
@@ -132,29 +128,29 @@ class CacheSummary(Row):
 class MultimodalPlan(Plan):
     """Plan of the step, or with "batches" of each step; figures in seconds and bytes."""
 
-    makespan_s: Annotated[float, Field(description="Sum of all steps.")]
-    lower_bound_s: Annotated[
-        float, Field(description="Lower bound of every plan that the request allows: all cuts, counts and orders.")
-    ]
-    searched_lower_bound_s: Annotated[
-        float, Field(description="Lower bound of all orders on the placements and sub-micro-batches that were tried.")
-    ]
-    interval: Annotated[Interval | None, Field(description="null where all costs are given.")]
+    makespan_s: float = Field(description="Sum of all steps.")
+    lower_bound_s: float = Field(
+        description="Lower bound of every plan that the request allows: all cuts, counts and orders."
+    )
+    searched_lower_bound_s: float = Field(
+        description="Lower bound of all orders on the placements and sub-micro-batches that were tried."
+    )
+    interval: Interval | None = Field(description="null where all costs are given.")
     batch: dict[str, int] | None
     sub_batches: dict[str, SubBatches] | None
     layout: list[LayoutEntry]
     memory: list[RankMemory] | None
     order: list[list[ScheduledPass]] | None
-    bubble: Annotated[float, Field(description="Share of the ranks' time without work.")]
-    plans: Annotated[list[StepPlan] | None, Field(description="With batches: one for each step, on the same layout.")]
+    bubble: float = Field(description="Share of the ranks' time without work.")
+    plans: list[StepPlan] | None = Field(description="With batches: one for each step, on the same layout.")
     cache: CacheSummary
-    steps: Annotated[int, Field(description="Orders that the search evaluated.")]
-    complete: Annotated[
-        bool, Field(description="No plan that the request allows is shorter: the bound is met, or all were tried.")
-    ]
-    execution: Annotated[
-        Execution | None, Field(description="With executable.", exclude_if=lambda execution: execution is None)
-    ] = None
+    steps: int = Field(description="Orders that the search evaluated.")
+    complete: bool = Field(
+        description="No plan that the request allows is shorter: the bound is met, or all were tried."
+    )
+    execution: Execution | None = Field(
+        None, description="With executable.", exclude_if=lambda execution: execution is None
+    )
 
     def step_plans(self) -> list[StepPlan]:
         """Plans of the steps; the plan itself where there is one step.
@@ -171,10 +167,8 @@ class MultimodalPlan(Plan):
 
     def tables(self) -> list[Table]:
         """Baselines, sub-micro-batches and memory of each step, and the layout."""
-        baselines = [
-            (name, format_latency(seconds), f"{seconds / self.makespan_s:.3f} x")
-            for name, seconds in self.baselines.items()
-        ]
+        rows = self.baselines.items()
+        baselines = [(name, format_latency(s), f"{s / self.makespan_s:.3f} x") for name, s in rows]
         tables = [Table(("baseline", "makespan", "ratio"), baselines, right=(1, 2))]
         for number, step in enumerate(self.step_plans()):
             if self.plans is not None:
@@ -203,9 +197,9 @@ class MultimodalPlan(Plan):
 class GivenCurves(Closed):
     """Seconds of one layer by size of the sub-micro-batch."""
 
-    sizes: Annotated[list[Count], Field(min_length=1, description="Sub-micro-batch sizes in items, growing.")]
-    forward_s: Annotated[list[LayerSeconds], Field(min_length=1)]
-    backward_s: Annotated[list[LayerSeconds], Field(min_length=1)]
+    sizes: list[Count] = Field(min_length=1, description="Sub-micro-batch sizes in items, growing.")
+    forward_s: list[LayerSeconds] = Field(min_length=1)
+    backward_s: list[LayerSeconds] = Field(min_length=1)
 
     def check(self, path: str) -> None:
         """Raise FieldError where the curves contradict each other."""
@@ -255,33 +249,27 @@ class ModuleForm(Closed):
     """One module: its layers, the cost of one, and what it keeps in memory."""
 
     name: Name
-    layers: Annotated[
-        Count | Annotated[list[RelativeTime], Field(min_length=1)],
-        Field(description="Number of equal layers, or the time of each relative to the curves."),
-    ]
-    cost: GivenCurves | Curves
-    transfer_s: Annotated[
-        Seconds | list[Seconds],
-        Field(
-            description="Seconds of sending the output of a sub-micro-batch to another rank, and of its gradient back: "
-            "one figure, or one for each of the sizes of `cost`."
-        ),
-    ] = 0.0
-    transfer: Annotated[
-        BatchCurve | None, Field(description="Predicted, instead of transfer_s: such as a collective over `batch`.")
-    ] = None
-    after: Annotated[list[Name], Field(description="Modules whose output it takes.", default_factory=list)]
-    segments: Annotated[
-        Annotated[int, Field(ge=1, le=MOST_SEGMENTS), WholeNumber] | None,
-        Field(description="Most passes over all ranks; default: as many as have a layer on each rank, up to 16."),
-    ] = None
-    activation_bytes: Annotated[Bytes, Field(description="Bytes that a layer keeps for an item.")] = 0.0
-    boundary_bytes: Annotated[
-        Bytes, Field(description="Bytes that recomputation keeps for an item at the input of a rank's layers.")
-    ] = 0.0
-    weight_bytes: Annotated[Bytes, Field(description="Bytes of a layer's weights, gradients and optimizer states.")] = (
-        0.0
+    layers: Count | Annotated[list[RelativeTime], Field(min_length=1)] = Field(
+        description="Number of equal layers, or the time of each relative to the curves."
     )
+    cost: GivenCurves | Curves
+    transfer_s: Seconds | list[Seconds] = Field(
+        0.0,
+        description="Seconds of sending the output of a sub-micro-batch to another rank, and of its gradient back: "
+        "one figure, or one for each of the sizes of `cost`.",
+    )
+    transfer: BatchCurve | None = Field(
+        None, description="Predicted, instead of transfer_s: such as a collective over `batch`."
+    )
+    after: list[Name] = Field(description="Modules whose output it takes.", default_factory=list)
+    segments: Annotated[int, Field(ge=1, le=MOST_SEGMENTS), WholeNumber] | None = Field(
+        None, description="Most passes over all ranks; default: as many as have a layer on each rank, up to 16."
+    )
+    activation_bytes: Bytes = Field(0.0, description="Bytes that a layer keeps for an item.")
+    boundary_bytes: Bytes = Field(
+        0.0, description="Bytes that recomputation keeps for an item at the input of a rank's layers."
+    )
+    weight_bytes: Bytes = Field(0.0, description="Bytes of a layer's weights, gradients and optimizer states.")
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
@@ -328,47 +316,36 @@ class ModuleForm(Closed):
 class MultimodalRequest(Request[MultimodalPlan]):
     """A training step of a multimodal model on a pipeline of ranks."""
 
-    modules: Annotated[list[ModuleForm], Field(min_length=1)]
-    batch: Annotated[
-        dict[str, Items] | None, Field(description="The mix: number of items of each module in the step.")
-    ] = None
-    batches: Annotated[
-        list[dict[str, Items]] | None,
-        Field(min_length=1, description="Instead of batch: the mixes of several steps, planned on one placement."),
-    ] = None
+    modules: list[ModuleForm] = Field(min_length=1)
+    batch: dict[str, Items] | None = Field(None, description="The mix: number of items of each module in the step.")
+    batches: list[dict[str, Items]] | None = Field(
+        None, min_length=1, description="Instead of batch: the mixes of several steps, planned on one placement."
+    )
     ranks: Count
-    samples: Annotated[
-        Name | None,
-        Field(
-            description="Module whose items are the samples: an item of another module belongs to one of them. "
-            "Default: the module that exchanges data with most others, the last of these."
-        ),
-    ] = None
-    efficiency: Annotated[
-        float,
-        Field(
-            gt=0,
-            le=1,
-            description="Share of the peak items per second that sub-micro-batches of PipeWeaver's rule reach. "
-            "The rule is a baseline; the plan tries every size.",
-        ),
-    ] = EFFICIENCY
-    memory_bytes: Annotated[
-        PositiveBytes | None, Field(description="Memory limit of each rank; null: that of the device of the modules.")
-    ] = None
-    knobs: Annotated[
-        list[Knob],
-        Field(
-            min_length=1,
-            max_length=3,
-            description='What may be done with activations; default: ["keep"].',
-            default_factory=lambda: ["keep"],
-        ),
-    ]
-    host_bandwidth_bytes_per_s: Annotated[
-        Annotated[float, Field(ge=1, le=MAX_BYTES)] | None,
-        Field(description="Bandwidth of a rank's link to the host in each direction; for the knob offload."),
-    ] = None
+    samples: Name | None = Field(
+        None,
+        description="Module whose items are the samples: an item of another module belongs to one of them. "
+        "Default: the module that exchanges data with most others, the last of these.",
+    )
+    efficiency: float = Field(
+        EFFICIENCY,
+        gt=0,
+        le=1,
+        description="Share of the peak items per second that sub-micro-batches of PipeWeaver's rule reach. "
+        "The rule is a baseline; the plan tries every size.",
+    )
+    memory_bytes: PositiveBytes | None = Field(
+        None, description="Memory limit of each rank; null: that of the device of the modules."
+    )
+    knobs: list[Knob] = Field(
+        min_length=1,
+        max_length=3,
+        description='What may be done with activations; default: ["keep"].',
+        default_factory=lambda: list[Knob](["keep"]),
+    )
+    host_bandwidth_bytes_per_s: Annotated[float, Field(ge=1, le=MAX_BYTES)] | None = Field(
+        None, description="Bandwidth of a rank's link to the host in each direction; for the knob offload."
+    )
     executable: Executable = False
     budget_s: Budget = 1.0
     max_steps: MaxSteps = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
@@ -45,17 +45,17 @@ DeviceValue = str | dict[str, Any]
 class LanguageModelCurve(Closed):
     """A language model's step or pass over one micro-batch."""
 
-    batch: Annotated[Count, Field(description="Sequences of a micro-batch.")] = 1
+    batch: Count = Field(1, description="Sequences of a micro-batch.")
     llm: LanguageModelForm
 
 
 class LayerPrograms(Closed):
     """Programs that run one after the other, on the device of the layer's stage; or a layer of a language model."""
 
-    programs: Annotated[list[Work] | None, Field(min_length=1)] = None
-    curve: Annotated[
-        LanguageModelCurve | None, Field(description="Instead of programs: a pass of a language model's layer.")
-    ] = None
+    programs: list[Work] | None = Field(None, min_length=1)
+    curve: LanguageModelCurve | None = Field(
+        None, description="Instead of programs: a pass of a language model's layer."
+    )
     backend: Backend | None = None
     protocol: Protocol = DEFAULT_PROTOCOL
     framework: Framework | None = None
@@ -85,27 +85,21 @@ class LayerPrograms(Closed):
 class SplitLayerForm(Closed):
     """A layer, or several equal ones in a row. The cost of each pass is given in seconds or by programs."""
 
-    name: Annotated[str, Field(max_length=200)] = ""
+    name: str = Field("", max_length=200)
     count: Count = 1
-    forward_s: Annotated[
-        GivenSeconds | None, Field(description="For one micro-batch: a number, or one for each device by name.")
-    ] = None
-    forward: Annotated[LayerPrograms | None, Field(description="Predicted, instead of forward_s.")] = None
-    backward_s: Annotated[GivenSeconds | None, Field(description="Whole backward pass.")] = None
-    backward: Annotated[LayerPrograms | None, Field(description="Predicted, instead of backward_s.")] = None
-    activation_bytes: Annotated[
-        Bytes, Field(description="For one micro-batch, between its forward and its backward pass.")
-    ] = 0.0
-    boundary_bytes: Annotated[
-        Bytes, Field(description="Input of the layer for one micro-batch, which a stage keeps where it recomputes.")
-    ] = 0.0
-    weight_bytes: Annotated[Bytes, Field(description="Weights, gradients and optimizer states.")] = 0.0
-    transfer_s: Annotated[Seconds, Field(description="Sending the output to another rank, and its gradient back.")] = (
-        0.0
+    forward_s: GivenSeconds | None = Field(
+        None, description="For one micro-batch: a number, or one for each device by name."
     )
-    transfer: Annotated[
-        PredictedCost | None, Field(description="Predicted, instead of transfer_s: such as a send_recv.")
-    ] = None
+    forward: LayerPrograms | None = Field(None, description="Predicted, instead of forward_s.")
+    backward_s: GivenSeconds | None = Field(None, description="Whole backward pass.")
+    backward: LayerPrograms | None = Field(None, description="Predicted, instead of backward_s.")
+    activation_bytes: Bytes = Field(0.0, description="For one micro-batch, between its forward and its backward pass.")
+    boundary_bytes: Bytes = Field(
+        0.0, description="Input of the layer for one micro-batch, which a stage keeps where it recomputes."
+    )
+    weight_bytes: Bytes = Field(0.0, description="Weights, gradients and optimizer states.")
+    transfer_s: Seconds = Field(0.0, description="Sending the output to another rank, and its gradient back.")
+    transfer: PredictedCost | None = Field(None, description="Predicted, instead of transfer_s: such as a send_recv.")
 
     @model_validator(mode="after")
     def _costs(self) -> Self:
@@ -120,26 +114,24 @@ class SplitLayerForm(Closed):
 class RankForm(Closed):
     """A device of the pipeline."""
 
-    device: Annotated[DeviceForm | None, Field(description="For predictions, and for costs by device; null: any.")] = (
-        None
+    device: DeviceForm | None = Field(None, description="For predictions, and for costs by device; null: any.")
+    memory_bytes: PositiveBytes | None = Field(
+        None, description="Memory limit; null: that of the device, where it is published."
     )
-    memory_bytes: Annotated[
-        PositiveBytes | None, Field(description="Memory limit; null: that of the device, where it is published.")
-    ] = None
 
 
 class StagePlan(Row):
     """One stage."""
 
     stage: int
-    rank: Annotated[int, Field(description="Index in the request.")]
+    rank: int = Field(description="Index in the request.")
     device: str | None
     first_layer: int
     last_layer: int
-    layers: Annotated[list[str], Field(description="Names of the first and the last layer.")]
+    layers: list[str] = Field(description="Names of the first and the last layer.")
     forward_s: float
     backward_s: float
-    peak_bytes: Annotated[float, Field(description="Under 1F1B.")]
+    peak_bytes: float = Field(description="Under 1F1B.")
 
 
 class SplitPlan(Plan):
@@ -151,27 +143,22 @@ class SplitPlan(Plan):
 
     goal: Goal
     value_s: float
-    lower_bound_s: Annotated[
-        float,
-        Field(
-            description="Lower bound of all contiguous splits that fit under 1F1B. With goal step also of all orders "
-            "of whole passes, which may be shorter than 1F1B."
-        ),
-    ]
-    complete: Annotated[bool, Field(description="No contiguous split has a smaller objective (goal step: under 1F1B).")]
-    divisible_bound_s: Annotated[
-        float, Field(description="Lower bound of the slowest stage, if layers could be cut anywhere.")
-    ]
+    lower_bound_s: float = Field(
+        description="Lower bound of all contiguous splits that fit under 1F1B. With goal step also of all orders "
+        "of whole passes, which may be shorter than 1F1B."
+    )
+    complete: bool = Field(description="No contiguous split has a smaller objective (goal step: under 1F1B).")
+    divisible_bound_s: float = Field(description="Lower bound of the slowest stage, if layers could be cut anywhere.")
     stages: list[StagePlan]
-    boundaries: Annotated[list[int], Field(description="First layer of every stage but the first.")]
-    slowest_s: Annotated[float, Field(description="The longest stage or transfer.")]
-    step_s: Annotated[float, Field(description="A 1F1B step of this split, emulated.")]
+    boundaries: list[int] = Field(description="First layer of every stage but the first.")
+    slowest_s: float = Field(description="The longest stage or transfer.")
+    step_s: float = Field(description="A 1F1B step of this split, emulated.")
     bubble: float
-    fwd_costs: Annotated[
-        dict[str, float], Field(description="Stage index to seconds of one micro-batch, for other schedule simulators.")
-    ]
+    fwd_costs: dict[str, float] = Field(
+        description="Stage index to seconds of one micro-batch, for other schedule simulators."
+    )
     bwd_costs: dict[str, float]
-    steps: Annotated[int, Field(description="Simulated splits.")]
+    steps: int = Field(description="Simulated splits.")
     cache: dict[str, int]
     too_large: list[str] = Field(
         default_factory=list,
@@ -202,42 +189,39 @@ class SplitPlan(Plan):
 
     def tables(self) -> list[Table]:
         """The stages, the baselines."""
-        stages = [
-            (
-                str(stage.stage),
-                str(stage.rank),
-                stage.device or "",
-                f"{stage.first_layer} to {stage.last_layer}",
-                format_latency(stage.forward_s),
-                format_latency(stage.backward_s),
-                format_si(stage.peak_bytes, "B"),
-            )
-            for stage in self.stages
+        columns: dict[str, Callable[[StagePlan], str]] = {
+            "stage": lambda stage: str(stage.stage),
+            "rank": lambda stage: str(stage.rank),
+            "device": lambda stage: stage.device or "",
+            "layers": lambda stage: f"{stage.first_layer} to {stage.last_layer}",
+            "forward": lambda stage: format_latency(stage.forward_s),
+            "backward": lambda stage: format_latency(stage.backward_s),
+            "peak memory": lambda stage: format_si(stage.peak_bytes, "B"),
+        }
+        return [
+            Table.of(self.stages, columns, right=(4, 5, 6)),
+            self.baseline_table(),
+            Table.lines(*self.explanation[1:]),
         ]
-        header = ("stage", "rank", "device", "layers", "forward", "backward", "peak memory")
-        return [Table(header, stages, right=(4, 5, 6)), self.baseline_table(), Table.lines(*self.explanation[1:])]
 
 
 class SplitRequest(Request[SplitPlan]):
     """Which layers form which stage of a pipeline: contiguous, at least one layer on each rank."""
 
-    layers: Annotated[list[SplitLayerForm], Field(min_length=1, description="In the order of the forward pass.")]
-    ranks: Annotated[
-        Count | Annotated[list[RankForm], Field(min_length=1)],
-        Field(description="Number of equal ranks; or each rank, in the order of the pipeline."),
-    ]
+    layers: list[SplitLayerForm] = Field(min_length=1, description="In the order of the forward pass.")
+    ranks: Count | Annotated[list[RankForm], Field(min_length=1)] = Field(
+        description="Number of equal ranks; or each rank, in the order of the pipeline."
+    )
     micro_batches: Count
-    goal: Annotated[
-        Goal, Field(description="Objective: the slowest stage (the rate of a long run), or a whole 1F1B step.")
-    ] = "slowest"
-    any_order: Annotated[bool, Field(description="Whether the order of the ranks may change.")] = False
-    memory: Annotated[
-        Literal["keep", "recompute"],
-        Field(
-            description="Activations between forward and backward pass: kept; or dropped except for the input of the "
-            "stage, and recomputed before the backward pass, which is longer by the forward pass."
-        ),
-    ] = "keep"
+    goal: Goal = Field(
+        "slowest", description="Objective: the slowest stage (the rate of a long run), or a whole 1F1B step."
+    )
+    any_order: bool = Field(False, description="Whether the order of the ranks may change.")
+    memory: Literal["keep", "recompute"] = Field(
+        "keep",
+        description="Activations between forward and backward pass: kept; or dropped except for the input of the "
+        "stage, and recomputed before the backward pass, which is longer by the forward pass.",
+    )
     budget_s: Budget = 1.0
     max_steps: MaxSteps = None
 

@@ -50,13 +50,13 @@ class StepRow(Row):
     layout: LayoutRow
     step_s: float
     memory: MemoryRow
-    breakdown: Annotated[dict[str, float], Field(description="Seconds of the slowest rank; they add up to step_s.")]
+    breakdown: dict[str, float] = Field(description="Seconds of the slowest rank; they add up to step_s.")
 
 
 class Alternative(StepRow):
     """Another layout."""
 
-    binds: Annotated[str, Field(description="Largest share of the step besides computation.")]
+    binds: str = Field(description="Largest share of the step besides computation.")
 
 
 class TrainingStepPlan(StepRow, Plan):
@@ -65,26 +65,21 @@ class TrainingStepPlan(StepRow, Plan):
     objective_field, bounded = "step_s", "priced layouts"
 
     interval: Interval
-    step_domain: Annotated[
-        Literal["in", "near", "out"], Field(description="Of the step among those that the profile was fitted to.")
-    ]
+    step_domain: Literal["in", "near", "out"] = Field(
+        description="Of the step among those that the profile was fitted to."
+    )
     domain_reason: str
     tokens_per_s_per_gpu: float
     model_flops_utilization: float | None
-    buckets: Annotated[
-        list[Transfer],
-        Field(description="Exchanges of gradients; seconds from the start of the last backward pass of a stage."),
-    ]
-    exposed_comm_s: Annotated[float, Field(description="Communication that computation does not hide.")]
-    fitting: Annotated[int, Field(description="Layouts that fit the memory.")]
-    priced: Annotated[int, Field(description="Those of the lowest rough cost, which were priced.")]
-    alternatives: Annotated[
-        list[Alternative], Field(description="The next best with another tp, pp, cp, ep or sharding.")
-    ]
-    lower_bound_s: Annotated[
-        float, Field(description="Lower bound of all priced layouts: no exchange of gradients is exposed.")
-    ]
-    remarks: Annotated[list[str], Field(description="What is assumed, and what has no price.")]
+    buckets: list[Transfer] = Field(
+        description="Exchanges of gradients; seconds from the start of the last backward pass of a stage."
+    )
+    exposed_comm_s: float = Field(description="Communication that computation does not hide.")
+    fitting: int = Field(description="Layouts that fit the memory.")
+    priced: int = Field(description="Those of the lowest rough cost, which were priced.")
+    alternatives: list[Alternative] = Field(description="The next best with another tp, pp, cp, ep or sharding.")
+    lower_bound_s: float = Field(description="Lower bound of all priced layouts: no exchange of gradients is exposed.")
+    remarks: list[str] = Field(description="What is assumed, and what has no price.")
 
     def headline(self) -> str:
         """The step and its layout."""
@@ -128,23 +123,19 @@ class TrainingRequest(Request[TrainingStepPlan]):
     layout: LayoutForm = LayoutForm()
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     products: Literal["float8_e4m3", "mxfp8", "nvfp4"] | None = None
-    overlap: Annotated[Overlap | None, Field(description="Communication beside computation; null: the engine's.")] = (
-        None
-    )
+    overlap: Overlap | None = Field(None, description="Communication beside computation; null: the engine's.")
     ranks_per_node: Annotated[int | None, Field(ge=1, le=1024), WholeNumber] = None
     network: TrainingNetwork = None
     engine: EngineForm = defaults.TRAINING_ENGINE
-    compressors: Annotated[
-        list[CompressorForm],
-        Field(max_length=4, default_factory=list, description="Ways to compress a bucket that all copies exchange."),
-    ]
-    bucket_bytes: Annotated[
-        list[Bytes] | None,
-        Field(min_length=1, max_length=64, description="Sizes beside the engine's and PyTorch's. null: any buckets."),
-    ] = None
-    memory_bytes: Annotated[
-        PositiveBytes | None, Field(description="Memory limit of a device; null: its published capacity.")
-    ] = None
+    compressors: list[CompressorForm] = Field(
+        max_length=4, default_factory=list, description="Ways to compress a bucket that all copies exchange."
+    )
+    bucket_bytes: list[Bytes] | None = Field(
+        None, min_length=1, max_length=64, description="Sizes beside the engine's and PyTorch's. null: any buckets."
+    )
+    memory_bytes: PositiveBytes | None = Field(
+        None, description="Memory limit of a device; null: its published capacity."
+    )
     budget_s: Budget = 1.0
 
     _prices: Sequence[Prediction] = PrivateAttr(())

@@ -53,20 +53,34 @@ def load_programs(
         raise InvalidProgramError(f"backend {backend!r} is unknown", hint="one of: " + ", ".join(BACKENDS))
     text = str(source)
     path = Path(text)
-    exists = _exists(path)
-    if not exists and isinstance(source, str) and _is_operator(text):
-        _no_dims(dims, "an operator")
-        return ProgramGraph.of([TensorProgram.from_operator(text, backend or "library")], text)
+    try:
+        exists = path.exists()
+    except (OSError, ValueError):  # longer than a path can be, or with a null byte
+        exists = False
     if not exists:
-        if ":" in text and "=" in text:  # meant as an operator: let the parser list the known ones
+        name, colon, _ = text.partition(":")
+        is_operator = isinstance(source, str) and colon and name.strip() in (*operator_types(), *PRODUCT_ALIASES)
+        if is_operator:
+            _no_dims(dims, "an operator")
+        if is_operator or (colon and "=" in text):  # meant as an operator: let the parser list the known ones
             return ProgramGraph.of([TensorProgram.from_operator(text, backend or "library")], text)
         raise InvalidProgramError(f"{text!r} is neither a file nor an operator", hint=f"pass {FORMS}")
     if path.is_dir():
         _no_dims(dims, "a MetaSchedule database")
-        return _folder(path, backend or "tvm")
+        if not (path / "database_workload.json").is_file():
+            raise InvalidProgramError(f"{path}: a folder without database_workload.json", hint=f"pass {FORMS}")
+        from cdmpp.programs.frontends.metaschedule import metaschedule_graph
+
+        return metaschedule_graph(path, backend or "tvm")
     suffix = path.suffix.lower()
     if suffix == ".onnx":
-        return _onnx(path, backend or "library", dims)
+        if backend == "tvm":
+            from cdmpp.programs.frontends.relax_programs import onnx_tvm_graph
+
+            return onnx_tvm_graph(path, dims)
+        from cdmpp.programs.frontends.onnx_library import onnx_library_graph
+
+        return onnx_library_graph(path, dims)
     _no_dims(dims, "TIR")
     if suffix == ".pt2":
         from cdmpp.programs.frontends.relax_programs import read_exported, torch_graph
@@ -83,18 +97,6 @@ def load_programs(
 
         return ProgramGraph.of(programs_from_tvmscript(_read(path), backend or "tvm"), path.name)
     raise InvalidProgramError(f"{path.name}: files of this kind are not read", hint=f"pass {FORMS}")
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # longer than a path can be, or with a null byte
-        return False
-
-
-def _is_operator(text: str) -> bool:
-    name, colon, _ = text.partition(":")
-    return bool(colon) and name.strip() in (*operator_types(), *PRODUCT_ALIASES)
 
 
 def _no_dims(dims: Mapping[str, int] | None, what: str) -> None:
@@ -117,24 +119,6 @@ def _read(path: Path) -> str:
     return text
 
 
-def _onnx(path: Path, backend: Backend, dims: Mapping[str, int] | None) -> ProgramGraph:
-    if backend == "tvm":
-        from cdmpp.programs.frontends.relax_programs import onnx_tvm_graph
-
-        return onnx_tvm_graph(path, dims)
-    from cdmpp.programs.frontends.onnx_library import onnx_library_graph
-
-    return onnx_library_graph(path, dims)
-
-
-def _tvm_only(backend: Backend | None, path: Path) -> None:
-    if backend == "library":
-        raise InvalidProgramError(
-            f"{path.name}: its programs are those that TVM makes of it",
-            hint="leave the backend out; for library kernels export the network to ONNX",
-        )
-
-
 def _tvm_json(path: Path, backend: Backend | None) -> ProgramGraph:
     """TVM JSON of TIR is read in plain Python: TVM need not be installed. A Relax module needs it."""
     from cdmpp.programs.tvm_json import has_relax_main, load, prim_funcs
@@ -142,7 +126,11 @@ def _tvm_json(path: Path, backend: Backend | None) -> ProgramGraph:
     text = _read(path)
     nodes, root = load(text)
     if has_relax_main(nodes, root):
-        _tvm_only(backend, path)
+        if backend == "library":
+            raise InvalidProgramError(
+                f"{path.name}: its programs are those that TVM makes of it",
+                hint="leave the backend out; for library kernels export the network to ONNX",
+            )
         from cdmpp.programs.frontends.relax_programs import relax_json_graph
 
         return relax_json_graph(text, path.name)
@@ -154,14 +142,6 @@ def _tvm_json(path: Path, backend: Backend | None) -> ProgramGraph:
         TensorProgram.from_tvm_json(text, backend or "tvm", name, function=name if several else None) for name in names
     ]
     return ProgramGraph.of(programs, path.name)
-
-
-def _folder(path: Path, backend: Backend) -> ProgramGraph:
-    if not (path / "database_workload.json").is_file():
-        raise InvalidProgramError(f"{path}: a folder without database_workload.json", hint=f"pass {FORMS}")
-    from cdmpp.programs.frontends.metaschedule_db import metaschedule_graph
-
-    return metaschedule_graph(path, backend)
 
 
 def program_from_request(program: Any, backend: Backend | None = None) -> TensorProgram:

@@ -33,17 +33,13 @@ def _fused_conv(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     return NodeLaunch(conv_launch(graph, node).fields, then=added)
 
 
-def _sides(graph: OnnxGraph, node: OnnxNode) -> list[Shape]:
+def _sides(graph: OnnxGraph, node: OnnxNode) -> tuple[Shape, Shape]:
     """Shapes of the operands of FusedMatMul as they are multiplied."""
     if node.attrs.get("transBatchA") or node.attrs.get("transBatchB"):
         raise NoRuleError("transposed batches")
     shapes = [(shape_of(graph, node.input(i)), node.attrs.get(name)) for i, name in enumerate(("transA", "transB"))]
-    return [(*shape[:-2], shape[-1], shape[-2]) if turned and len(shape) > 1 else shape for shape, turned in shapes]
-
-
-def _fused_matmul(graph: OnnxGraph, node: OnnxNode) -> Outcome:
-    left, right = _sides(graph, node)
-    return NodeLaunch(product_fields(left, right, shape_of(graph, node.outputs[0]), dtype_of(graph, node.outputs[0])))
+    left, right = ((*s[:-2], s[-1], s[-2]) if turned and len(s) > 1 else s for s, turned in shapes)
+    return left, right
 
 
 def _gelu(graph: OnnxGraph, node: OnnxNode) -> Outcome:
@@ -127,7 +123,9 @@ CONTRIB_RULES: dict[str, Callable[[OnnxGraph, OnnxNode], Outcome]] = {
     **_SAME_SHAPE,
     **dict.fromkeys(_ATTENTIONS, _attention),
     "FusedConv": _fused_conv,
-    "FusedMatMul": _fused_matmul,
+    "FusedMatMul": lambda graph, node: NodeLaunch(
+        product_fields(*_sides(graph, node), shape_of(graph, node.outputs[0]), dtype_of(graph, node.outputs[0]))
+    ),
     "FusedGemm": gemm_launch,
 }
 

@@ -130,14 +130,10 @@ def _copy(graph: OnnxGraph, node: OnnxNode) -> Outcome:
     data, out = node.inputs[0], node.outputs[0]
     tensors = [i for i in node.inputs if 0 not in shape_of(graph, i)] if node.op == "Concat" else [data]
     same = graph.shape(tensors[0]) == graph.shape(out) if tensors else False
-    if same and len(tensors) == 1 and not _reverses(graph, node):
+    steps = graph.value(node.input(4)) if node.op == "Slice" and node.input(4) else None
+    if same and len(tensors) == 1 and (steps is None or not (steps < 0).any()):
         return Free("free: its output is its input")
     return NodeLaunch(over(graph, "copy", out))
-
-
-def _reverses(graph: OnnxGraph, node: OnnxNode) -> bool:
-    steps = graph.value(node.input(4)) if node.op == "Slice" and node.input(4) else None
-    return steps is not None and bool((steps < 0).any())
 
 
 def _split(graph: OnnxGraph, node: OnnxNode) -> Outcome:
@@ -174,8 +170,7 @@ def _gather(graph: OnnxGraph, node: OnnxNode) -> Outcome:
 
 
 def _dropout(graph: OnnxGraph, node: OnnxNode) -> Outcome:
-    training = node.input(2)
-    if training and graph.scalar(training) != 0.0:
+    if node.input(2) and graph.scalar(node.input(2)) != 0.0:
         raise NoRuleError("dropout in training mode")
     return Free("free: does nothing at inference")
 
@@ -199,55 +194,34 @@ def _attention(graph: OnnxGraph, node: OnnxNode) -> Outcome:
 
 _FREE = {
     "Constant": "constant: part of the model",
-    "Reshape": "free: the same memory in another shape",
-    "Flatten": "free: the same memory in another shape",
-    "Squeeze": "free: the same memory in another shape",
-    "Unsqueeze": "free: the same memory in another shape",
+    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), "free: the same memory in another shape"),
     "Identity": "free: the same memory",
-    "Shape": "free: sizes are known beforehand",
-    "Size": "free: sizes are known beforehand",
+    **dict.fromkeys(("Shape", "Size"), "free: sizes are known beforehand"),
 }
 
+_UNARY = ("Relu", "Gelu", "Tanh", "Sigmoid", "Exp", "Sqrt", "Erf", "Abs", "Neg", "Log")
 _RULES: dict[str, Callable[[OnnxGraph, OnnxNode], Outcome]] = {
     **PRODUCT_RULES,
-    "Relu": _unary("relu"),
-    "Gelu": _unary("gelu"),
-    "Tanh": _unary("tanh"),
-    "Sigmoid": _unary("sigmoid"),
+    **{name: _unary(name.lower()) for name in _UNARY},
     "Swish": _unary("silu"),
-    "Exp": _unary("exp"),
-    "Sqrt": _unary("sqrt"),
-    "Erf": _unary("erf"),
-    "Abs": _unary("abs"),
-    "Neg": _unary("neg"),
-    "Log": _unary("log"),
     "Clip": _unary("relu", "clamp timed as relu, which moves the same bytes"),
     "LeakyRelu": _unary("relu", "timed as relu, which moves the same bytes"),
     "Reciprocal": _unary("div_scalar", "the scalar is on the left"),
-    "Add": _binary("add", "add_scalar"),
+    **{name: _binary(name.lower(), f"{name.lower()}_scalar") for name in ("Add", "Mul", "Div", "Pow")},
     "Sub": _binary("sub", "add_scalar"),
-    "Mul": _binary("mul", "mul_scalar"),
-    "Div": _binary("div", "div_scalar"),
-    "Pow": _binary("pow", "pow_scalar"),
     "Sum": _variadic("add", "add_scalar"),
     "Max": _variadic("maximum", "relu"),
     "Min": _variadic("minimum", "relu"),
-    "Softmax": _softmax,
-    "LogSoftmax": _softmax,
+    **dict.fromkeys(("Softmax", "LogSoftmax"), _softmax),
     "LayerNormalization": _norm("layernorm"),
     "RMSNormalization": _norm("rmsnorm"),
     "SimplifiedLayerNormalization": simplified_norm,
     "ReduceMean": _reduce_mean,
-    "Concat": _copy,
-    "Slice": _copy,
-    "Expand": _copy,
-    "Tile": _copy,
-    "Pad": _copy,
+    **dict.fromkeys(("Concat", "Slice", "Expand", "Tile", "Pad"), _copy),
     "Split": _split,
     "Transpose": _transpose,
     "Cast": _cast,
-    "QuantizeLinear": quantise,
-    "DequantizeLinear": quantise,
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), quantise),
     "DynamicQuantizeLinear": quantise_dynamic,
     "Gather": _gather,
     "Dropout": _dropout,

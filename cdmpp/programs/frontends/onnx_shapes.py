@@ -40,7 +40,10 @@ def stripped_model(model: onnx.ModelProto, onnx: Any) -> onnx.ModelProto:
     graph.input.extend(i for i in model.graph.input if i.name not in named)
     for tensor in model.graph.initializer:
         external = tensor.data_location == onnx.TensorProto.EXTERNAL
-        if external or math.prod(tensor.dims) > SMALL_TENSOR or not (tensor.dims or _has_data(tensor)):
+        has_data = any(
+            getattr(tensor, f"{kind}_data") for kind in ("raw", "float", "int32", "int64", "double", "uint64")
+        )
+        if external or math.prod(tensor.dims) > SMALL_TENSOR or not (tensor.dims or has_data):
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
         else:
             graph.initializer.append(tensor)
@@ -51,17 +54,6 @@ def stripped_model(model: onnx.ModelProto, onnx: Any) -> onnx.ModelProto:
         if output.type.HasField("tensor_type"):
             kept.type.tensor_type.elem_type = output.type.tensor_type.elem_type
     return stripped
-
-
-def _has_data(tensor: onnx.TensorProto) -> bool:
-    return bool(
-        tensor.raw_data
-        or tensor.float_data
-        or tensor.int32_data
-        or tensor.int64_data
-        or tensor.double_data
-        or tensor.uint64_data
-    )
 
 
 def infer_shapes(model: onnx.ModelProto, graph: OnnxGraph, declared: Mapping[str, Any], onnx: Any) -> None:

@@ -66,7 +66,9 @@ def relax_graph(module: Any, name: str = "main") -> ProgramGraph:
     Raises UnsupportedOperatorError: a pass of TVM fails on it.
     """
     tvm = import_tvm()
-    if not isinstance(module, tvm.IRModule) or "main" not in _relax_functions(tvm, module):
+    if not isinstance(module, tvm.IRModule) or not any(
+        v.name_hint == "main" and isinstance(f, tvm.relax.Function) for v, f in module.functions_items()
+    ):
         raise InvalidProgramError(
             f"{name}: no Relax function 'main'", hint="pass a tvm.IRModule with a Relax function called main"
         )
@@ -196,33 +198,19 @@ def fused(module: Any) -> Any:
     tvm = import_tvm()
     from tvm.relax import transform
 
+    def passes(*names: str) -> Any:
+        return tvm.transform.Sequential([getattr(transform, name)() for name in names])
+
     attributes = module["main"].attrs
     if attributes and "num_input" in attributes:
         # What weights alone determine becomes a function of its own, which runs before the model does.
-        before = (
-            transform.DecomposeOpsForInference(),
-            transform.CanonicalizeBindings(),
-            transform.LiftTransformParams(),
-        )
-        module = tvm.transform.Sequential(list(before))(module)
+        module = passes("DecomposeOpsForInference", "CanonicalizeBindings", "LiftTransformParams")(module)
         module = tvm.IRModule({"main": module["main"], **_prim_funcs(tvm, module)})
     # DeadCodeElimination comes last: fusion leaves the unfused functions behind.
-    passes = (
-        transform.DecomposeOpsForInference(),
-        transform.CanonicalizeBindings(),
-        transform.LegalizeOps(),
-        transform.AnnotateTIROpPattern(),
-        transform.FoldConstant(),
-        transform.FuseOps(),
-        transform.FuseTIR(),
-        transform.DeadCodeElimination(),
-    )
-    return tvm.transform.Sequential(list(passes))(module)
-
-
-def _relax_functions(tvm: Any, module: Any) -> set[str]:
-    pairs = module.functions_items()
-    return {str(v.name_hint) for v, function in pairs if isinstance(function, tvm.relax.Function)}
+    return passes(
+        *("DecomposeOpsForInference", "CanonicalizeBindings", "LegalizeOps", "AnnotateTIROpPattern", "FoldConstant"),
+        *("FuseOps", "FuseTIR", "DeadCodeElimination"),
+    )(module)
 
 
 def _prim_funcs(tvm: Any, module: Any) -> dict[Any, Any]:

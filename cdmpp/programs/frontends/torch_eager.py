@@ -40,8 +40,14 @@ from cdmpp.programs.frontends.eager_rules import (
 )
 from cdmpp.programs.frontends.graph import NoRuleError, Unsupported
 from cdmpp.programs.frontends.kernel_work import KernelWork, Work
-from cdmpp.programs.frontends.torch_meta import differentiated, meta_inputs, meta_module, module_name, not_traceable
-from cdmpp.programs.frontends.torch_values import ExpectedValues
+from cdmpp.programs.frontends.torch_meta import (
+    ExpectedValues,
+    differentiated,
+    meta_inputs,
+    meta_module,
+    module_name,
+    not_traceable,
+)
 from cdmpp.programs.operators import OperatorSpec, make_operator
 
 Phase = Literal["forward", "backward", "optimizer"]
@@ -179,8 +185,9 @@ def eager_trace(
             stack.enter_context(recorder)
             result = module(*arguments, **keyword_arguments)
             if backward:
-                if accumulate:
-                    _give_gradients(module)
+                for parameter in module.parameters() if accumulate else ():
+                    if parameter.requires_grad:
+                        parameter.grad = torch.empty_like(parameter)
                 _run_backward(result, recorder)
     except CdmppError:
         raise
@@ -210,12 +217,6 @@ def _without_fast_path() -> Iterator[None]:
     finally:
         torch.autocast.__init__ = autocast  # type: ignore[method-assign]
         torch.backends.mha.set_fastpath_enabled(before)
-
-
-def _give_gradients(module: nn.Module) -> None:
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.empty_like(parameter)
 
 
 def _run_backward(result: Any, recorder: _Recorder) -> None:
@@ -478,38 +479,15 @@ _LOWER = {
         for name in ("conv", "conv_transpose")
         for axes in (1, 2, 3)
     ),
-    torch.lstm,
-    torch.gru,
-    torch.rnn_tanh,
-    torch.rnn_relu,
-    torch.einsum,
-    torch.matmul,
-    torch.bmm,
-    torch.mm,
-    torch.addmm,
-    torch.baddbmm,
-    torch.mv,
-    torch.addbmm,
-    Tensor.matmul,
+    *(getattr(torch, name) for name in ["lstm", "gru", "rnn_tanh", "rnn_relu", "einsum", "addbmm"]),
+    *(getattr(where, name) for where in (torch, Tensor) for name in ["matmul", "bmm", "mm", "addmm", "baddbmm", "mv"]),
     Tensor.__matmul__,
     Tensor.__rmatmul__,
-    Tensor.mm,
-    Tensor.bmm,
-    Tensor.mv,
-    Tensor.addmm,
-    Tensor.baddbmm,
     nn.functional.scaled_dot_product_attention,
 }
 _UPPER = {
-    nn.functional.layer_norm,
-    torch.layer_norm,
-    nn.functional.softmax,
-    torch.softmax,
-    Tensor.softmax,
-    nn.functional.log_softmax,
-    nn.functional.group_norm,
-    torch.pow,
-    Tensor.pow,
+    *(getattr(nn.functional, name) for name in ("layer_norm", "softmax", "log_softmax", "group_norm")),
+    *(torch.layer_norm, torch.softmax, torch.pow, Tensor.softmax, Tensor.pow),
 }
 
 

@@ -275,7 +275,8 @@ def _check_node(node: ast.AST, parent: ast.AST | None, names: set[str]) -> None:
         _check_identifier(node, node.id)
         if node.id not in names:
             raise _refuse(node, f"the name {node.id!r} is not defined in the function")
-        if node.id == "T" or (node.id == "range" and not _is_for_range(node, parent)):
+        is_called = isinstance(node.ctx, ast.Load) and isinstance(parent, ast.Call) and parent.func is node
+        if node.id == "T" or (node.id == "range" and not is_called):
             raise _refuse(node, f"{node.id!r} stands alone")
     elif isinstance(node, ast.Constant):
         _check_constant(node, parent)
@@ -372,7 +373,3 @@ def _check_t_name(node: ast.Attribute, name: str) -> None:
     known = name in T_NAMES or name in _T_PLAIN or bool(_T_DTYPE.fullmatch(name))
     if not known and rest not in T_DOTTED.get(first, ()):
         raise _refuse(node, f"T.{name[:60]} is not one of the constructs that are read")
-
-
-def _is_for_range(node: ast.Name, parent: ast.AST | None) -> bool:
-    return isinstance(node.ctx, ast.Load) and isinstance(parent, ast.Call) and parent.func is node

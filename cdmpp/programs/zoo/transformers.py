@@ -59,13 +59,8 @@ class BertLayer(nn.Module):
         return self.mlp_norm(x + self.mlp(x))
 
 
-class PreNormLayer(nn.Module):
-    """GPT-2's and ViT's layer: normalised first, then added."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.attention, self.norm = SelfAttention(width, heads), nn.LayerNorm(width)
-        self.mlp, self.mlp_norm = feed_forward(width, 4 * width), nn.LayerNorm(width)
+class PreNormLayer(BertLayer):
+    """GPT-2's and ViT's layer: BERT's parts, normalised first, then added."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         x = x + self.attention(self.norm(x), mask)

@@ -40,14 +40,14 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Pass:
+class ComputePass:
     """A computation on the GPU, and the exchange that waits for it; None: there is none."""
 
     seconds: float
     option: Option | None = None
 
 
-def pass_graph(passes: Sequence[Pass], update_s: float | None = None) -> Graph:
+def pass_graph(passes: Sequence[ComputePass], update_s: float | None = None) -> Graph:
     """Ids sort by pass, then by stage: computation, compression, exchange, decompression.
 
     Compression on the GPU delays the passes that follow. ``update_s``: the optimizer, which waits for all.
@@ -214,10 +214,10 @@ def iteration_of(
     sent: dict[int, list[Option | None]] = {}
     for position, option in zip(awaited, options, strict=True):
         sent.setdefault(position, []).append(option)
-    passes: list[Pass] = []
+    passes: list[ComputePass] = []
     for position, seconds in enumerate(compute_s):
         first, *others = sent.get(position, [None])
-        passes += [Pass(seconds, first), *(Pass(0.0, option) for option in others)]
+        passes += [ComputePass(seconds, first), *(ComputePass(0.0, option) for option in others)]
     return Iteration(replay(pass_graph(passes, update_s)), tuple(buckets), tuple(options))
 
 

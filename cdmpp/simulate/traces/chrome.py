@@ -207,24 +207,16 @@ class _Text:
 
 #: Category, in lower case, -> kind. Up to torch 1.12 the categories were "Operator", "Kernel", "Runtime", ...
 _KINDS: dict[str, EventKind] = {
-    "cpu_op": "op",
-    "operator": "op",
+    **dict.fromkeys(("cpu_op", "operator"), "op"),
     "user_annotation": "annotation",
     "kernel": "kernel",
-    "gpu_memcpy": "copy",
-    "gpu_memset": "copy",
-    "memcpy": "copy",
-    "memset": "copy",
+    **dict.fromkeys(("gpu_memcpy", "gpu_memset", "memcpy", "memset"), "copy"),
     "cuda_sync": "sync",
 }
 _SYNCS = {
-    "stream sync": "stream",
-    "stream synchronize": "stream",
-    "context sync": "device",
-    "context synchronize": "device",
-    "device sync": "device",
-    "event sync": "event",
-    "event synchronize": "event",
+    **dict.fromkeys(("stream sync", "stream synchronize"), "stream"),
+    **dict.fromkeys(("context sync", "context synchronize", "device sync"), "device"),
+    **dict.fromkeys(("event sync", "event synchronize"), "event"),
     "stream wait event": "stream_wait",
 }
 _SHAPES = "Input Dims", "Input dims"

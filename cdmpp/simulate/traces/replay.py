@@ -7,7 +7,7 @@ joined at their collectives.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -238,22 +238,19 @@ class TraceReplay:
     def _what_if_tables(self) -> list[Table]:
         if not self.what_if:
             return []
-        rows = [
-            (
-                answer.name,
-                str(answer.nodes),
-                format_latency(answer.seconds),
-                signed(answer.saving_s),
-                ", ".join(f"{how} {100 * share:.0f} %" for how, share in answer.shares.items()),
-                answer.domain or "",
-            )
-            for answer in self.what_if
-        ]
+        columns: dict[str, Callable[[WhatIfAnswer], str]] = {
+            "what if": lambda answer: answer.name,
+            "nodes": lambda answer: str(answer.nodes),
+            "iteration": lambda answer: format_latency(answer.seconds),
+            "saving": lambda answer: signed(answer.saving_s),
+            "new times": lambda answer: ", ".join(f"{how} {100 * s:.0f} %" for how, s in answer.shares.items()),
+            "domain": lambda answer: answer.domain or "",
+        }
         reasons = Counter[str]()
         for answer in self.what_if:
             reasons |= Counter(answer.reasons)
         return [
-            Table(("what if", "nodes", "iteration", "saving", "new times", "domain"), rows, (1, 2, 3)),
+            Table.of(self.what_if, columns, (1, 2, 3)),
             Table.lines(*(f"not predicted: {reason} ({count:,} x)" for reason, count in reasons.items())),
         ]
 

@@ -18,14 +18,8 @@ from cdmpp.programs.frontends.graph import NoRuleError
 from cdmpp.programs.operators import OperatorSpec, make_operator
 from cdmpp.simulate.traces.records import Arguments, TraceEvent, dtype_bytes, dtype_name
 
-_ATTENTION = (
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_flash_attention_for_cpu",
-)
-#: Position of ``is_causal`` among the inputs.
-_CAUSAL = {
+#: Calls of fused attention, and the position of ``is_causal`` among their inputs.
+_ATTENTION = {
     "_scaled_dot_product_flash_attention": 4,
     "_scaled_dot_product_efficient_attention": 6,
     "_scaled_dot_product_cudnn_attention": 6,
@@ -154,7 +148,7 @@ def _attention(name: str, values: list[Any]) -> Fields:
     """The forward kernel; that of the backward pass stands for it in ratios between devices."""
     backward = name.endswith("_backward")
     q, k = values[1:3] if backward else values[0:2]
-    flag = None if backward else values[_CAUSAL[name]] if len(values) > _CAUSAL[name] else None
+    flag = None if backward else values[_ATTENTION[name]] if len(values) > _ATTENTION[name] else None
     causal = bool(flag) if not backward else any(value is True for value in values)
     sizes = (q.shape[0], q.shape[2], k.shape[2], q.shape[1], k.shape[1], q.shape[3])
     return attention_kernel(q.dtype, *sizes, causal)[0]

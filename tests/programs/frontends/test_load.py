@@ -149,7 +149,7 @@ def test_records_become_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.tvm
 def test_folders_that_are_no_database(tmp_path: Path) -> None:
-    from cdmpp.programs.frontends.metaschedule_db import metaschedule_graph
+    from cdmpp.programs.frontends.metaschedule import metaschedule_graph
 
     with pytest.raises(InvalidProgramError, match="database_workload"):
         metaschedule_graph(tmp_path)

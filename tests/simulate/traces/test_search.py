@@ -11,10 +11,9 @@ import pytest
 
 from cdmpp.errors import FieldError
 from cdmpp.simulate.traces import TraceSearch, replay_trace
-from cdmpp.simulate.traces.changes import SearchPlan, SearchSpace, line_latency
 from cdmpp.simulate.traces.load import read_ranks
 from cdmpp.simulate.traces.replay import build_graph
-from cdmpp.simulate.traces.search import search_changes
+from cdmpp.simulate.traces.search import SearchPlan, SearchSpace, line_latency, search_changes
 from tests.seeds import seeds
 from tests.simulate.traces.kineto import COMM_STREAM, KinetoTrace
 
