@@ -172,9 +172,8 @@ def _measure_job(job: Path, out: Path, threads: int | None, device: str | None, 
         finish(job, out)
     except MissingDependencyError as error:
         print(
-            f"measured; {out} holds the figures. To write records.parquet ({error.message}): "
-            f"copy {job} and {out} to a machine with the extra 'train' (in a checkout: pip install '.[train]') "
-            "and run the same command there",
+            f"measured; {out} holds the figures. To write records.parquet ({error.message}): copy {job} and {out} to a "
+            "machine with the extra 'train' (in a checkout: pip install '.[train]') and run the same command there",
             file=sys.stderr,
         )
         if json:

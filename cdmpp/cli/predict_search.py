@@ -84,7 +84,6 @@ def print_search(source: str, device: str, results: Sequence[Result], total: Pre
     if more:
         print(f"... and {more:,} slower ones; --json has all")
     print(
-        f"total of {source} on {device}, the fastest schedule of each task once: "
-        f"{total_line(total)} "
-        f"(tasks: {total.programs} of {total.programs + total.failed + left_out}, schedules: {len(results):,})"
+        f"total of {source} on {device}, the fastest schedule of each task once: {total_line(total)} (tasks: "
+        f"{total.programs} of {total.programs + total.failed + left_out}, schedules: {len(results):,})"
     )

@@ -41,9 +41,8 @@ def _values(items: dict[str, Any]) -> dict[str, Any]:
 
 AXES_SCHEMA: dict[str, Any] = {
     "type": "object",
-    "description": "Values by name of the axis: numbers, texts or truth values. An axis replaces the field "
-    "of its name; axes of numbers may stand in expressions. Every axis must be used. The last one is "
-    "fastest.",
+    "description": "Values by name of the axis: numbers, texts or truth values. An axis replaces the field of its "
+    "name; axes of numbers may stand in expressions. Every axis must be used. The last one is fastest.",
     "maxProperties": MAX_AXES,
     "propertyNames": _NAME,
     "additionalProperties": {
@@ -94,22 +93,23 @@ class CountedProgram(RequestModel):
 
 class _Request(RequestModel):
     axes: Annotated[dict[str, list[Any]], PlainValidator(_axes), WithJsonSchema(AXES_SCHEMA)]
-    devices: Annotated[list[Device], Field(min_length=1, max_length=MAX_DEVICES)]
-    backend: Annotated[Backend | None, Field(description="Default: library.")] = None
-    protocol: Annotated[Protocol, Field(description="As in an item of /predict.")] = DEFAULT_PROTOCOL
+    devices: list[Device] = Field(min_length=1, max_length=MAX_DEVICES)
+    backend: Backend | None = Field(None, description="Default: library.")
+    protocol: Protocol = Field(DEFAULT_PROTOCOL, description="As in an item of /predict.")
     framework: Framework | None = None
-    implementation: Annotated[Implementation | None, Field(description="As in an item of /predict.")] = None
-    quantiles: Annotated[
-        list[Level], Field(min_length=1, max_length=MAX_QUANTILES, description="The outermost levels are the bounds.")
-    ] = Field(list(DEFAULT_QUANTILES))
-    monotone: Annotated[
-        Annotated[list[Annotated[str, Field(max_length=32)]], Field(max_length=MAX_AXES)] | None,
-        Field(description="Numeric axes along which `fitted_s` does not decrease. null: all."),
-    ] = None
-    model: Annotated[
-        Annotated[str, Field(max_length=200)] | None,
-        Field(description="Model that predicts: a `model_id` of GET /models."),
-    ] = None
+    implementation: Implementation | None = Field(None, description="As in an item of /predict.")
+    quantiles: list[Level] = Field(
+        list(DEFAULT_QUANTILES),
+        min_length=1,
+        max_length=MAX_QUANTILES,
+        description="The outermost levels are the bounds.",
+    )
+    monotone: Annotated[list[Annotated[str, Field(max_length=32)]], Field(max_length=MAX_AXES)] | None = Field(
+        None, description="Numeric axes along which `fitted_s` does not decrease. null: all."
+    )
+    model: Annotated[str, Field(max_length=200)] | None = Field(
+        None, description="Model that predicts: a `model_id` of GET /models."
+    )
 
 
 class CurveRequest(_Request):
@@ -121,7 +121,7 @@ class CurveRequest(_Request):
 class CurvesRequest(_Request):
     """Several templates, summed at each point."""
 
-    programs: Annotated[list[CountedProgram], Field(min_length=1, max_length=MAX_PROGRAMS)]
+    programs: list[CountedProgram] = Field(min_length=1, max_length=MAX_PROGRAMS)
 
 
 At = Annotated[dict[str, float | str | bool], Field(description="Values of the axes at this point.")]
@@ -133,21 +133,16 @@ class CurveAnswer(AnswerModel):
     device: str
     at: At
     latency_s: Seconds
-    lower_s: Annotated[Seconds, Field(description="Sum of the programs' lower bounds.")]
-    upper_s: Annotated[
-        Seconds, Field(description="Sum of the upper bounds, which assumes that all errors have the same sign.")
-    ]
-    fitted_s: Annotated[
-        Seconds,
-        Field(
-            description="Least-squares fit of the logarithms that does not decrease along the axes of "
-            "`monotone`; latency_s itself where that needs no change."
-        ),
-    ]
-    domain: Annotated[Literal["in", "near", "out"], Field(description="By the share of the time, as that of a model.")]
-    domain_score: Annotated[float, Field(description="Largest score of the programs.")]
-    roofline_s: Annotated[float, Field(ge=0)]
-    domain_reason: Annotated[str | None, Field(description="The largest part that is not `in`.")]
+    lower_s: Seconds = Field(description="Sum of the programs' lower bounds.")
+    upper_s: Seconds = Field(description="Sum of the upper bounds, which assumes that all errors have the same sign.")
+    fitted_s: Seconds = Field(
+        description="Least-squares fit of the logarithms that does not decrease along the axes of "
+        "`monotone`; latency_s itself where that needs no change."
+    )
+    domain: Literal["in", "near", "out"] = Field(description="By the share of the time, as that of a model.")
+    domain_score: float = Field(description="Largest score of the programs.")
+    roofline_s: float = Field(ge=0)
+    domain_reason: str | None = Field(description="The largest part that is not `in`.")
 
 
 class CurveFailure(AnswerModel):
@@ -163,7 +158,7 @@ class CurveResponse(AnswerModel):
 
     model_id: str
     axes: dict[str, list[float | str | bool]]
-    monotone: Annotated[list[str], Field(description="Axes along which fitted_s does not decrease.")]
+    monotone: list[str] = Field(description="Axes along which fitted_s does not decrease.")
     points: list[CurveAnswer | CurveFailure]
 
 

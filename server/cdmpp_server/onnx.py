@@ -201,23 +201,21 @@ class DeviceTotal(AnswerModel):
     """Sum of the predicted kernel latencies on one device, without the gaps between kernels."""
 
     device: str
-    latency_s: Annotated[Seconds | None, Field(description="Sum over the predicted launches; null if there is none.")]
-    lower_s: Annotated[
-        Seconds | None, Field(description="Sum of the lower bounds, as if all errors had the same sign.")
-    ]
+    latency_s: Seconds | None = Field(description="Sum over the predicted launches; null if there is none.")
+    lower_s: Seconds | None = Field(description="Sum of the lower bounds, as if all errors had the same sign.")
     upper_s: Seconds | None
-    domain: Annotated[
-        Domain | None, Field(description="in: at least 90 % of the time is in; near: at most 10 % is out; else out.")
-    ]
-    domain_shares: Annotated[
-        dict[Domain, _Share] | None, Field(description="Share of latency_s that the programs of each domain have.")
-    ]
-    domain_reason: Annotated[str | None, Field(description="The largest part that is not `in`; null: none.")]
-    lower_bound: Annotated[
-        bool, Field(description="Whether nodes without a program or launches without a prediction are left out.")
-    ]
-    launches: Annotated[int, Field(ge=0, description="Number of program launches in one pass of the model.")]
-    launches_predicted: Annotated[int, Field(ge=0, description="Number of launches in the sum.")]
+    domain: Domain | None = Field(
+        description="in: at least 90 % of the time is in; near: at most 10 % is out; else out."
+    )
+    domain_shares: dict[Domain, _Share] | None = Field(
+        description="Share of latency_s that the programs of each domain have."
+    )
+    domain_reason: str | None = Field(description="The largest part that is not `in`; null: none.")
+    lower_bound: bool = Field(
+        description="Whether nodes without a program or launches without a prediction are left out."
+    )
+    launches: int = Field(ge=0, description="Number of program launches in one pass of the model.")
+    launches_predicted: int = Field(ge=0, description="Number of launches in the sum.")
 
 
 class ProgramAnswer(AnswerModel):
@@ -230,11 +228,10 @@ class ProgramAnswer(AnswerModel):
     upper_s: Seconds
     domain: Domain
     domain_score: float
-    roofline_s: Annotated[float, Field(ge=0)]
-    prediction_id: Annotated[
-        Annotated[str, Field(max_length=MAX_ID)] | None,
-        Field(description="Identifies this result in POST /observe; null as in a result of /predict."),
-    ]
+    roofline_s: float = Field(ge=0)
+    prediction_id: Annotated[str, Field(max_length=MAX_ID)] | None = Field(
+        description="Identifies this result in POST /observe; null as in a result of /predict."
+    )
     domain_reason: Reason = ""
 
 
@@ -248,19 +245,16 @@ class ProgramFailure(AnswerModel):
 class ModelProgram(AnswerModel):
     """A kernel that the model launches."""
 
-    name: Annotated[str, Field(description="The operator as text.")]
+    name: str = Field(description="The operator as text.")
     program_hash: str
-    program: Annotated[
-        dict[str, Any],
-        Field(
-            description="The operator with all fields, in the form of an item of /predict.",
-            json_schema_extra={k: OPERATOR_SCHEMA[k] for k in ("required", "properties")},
-        ),
-    ]
-    count: Annotated[_Count, Field(description="Number of launches in one pass of the model.")]
-    answers: Annotated[
-        list[ProgramAnswer | ProgramFailure], Field(description="One entry per device, in the order of the query.")
-    ]
+    program: dict[str, Any] = Field(
+        description="The operator with all fields, in the form of an item of /predict.",
+        json_schema_extra={k: OPERATOR_SCHEMA[k] for k in ("required", "properties")},
+    )
+    count: _Count = Field(description="Number of launches in one pass of the model.")
+    answers: list[ProgramAnswer | ProgramFailure] = Field(
+        description="One entry per device, in the order of the query."
+    )
 
 
 class UnsupportedNodes(AnswerModel):
@@ -277,10 +271,10 @@ class ModelResponse(AnswerModel):
     model_id: str
     protocol: Protocol
     framework: Framework | None
-    devices: Annotated[list[DeviceTotal], Field(description="In the order of the query.")]
-    programs: Annotated[
-        list[ModelProgram], Field(description="Most expensive first: count times latency, summed over all devices.")
-    ]
+    devices: list[DeviceTotal] = Field(description="In the order of the query.")
+    programs: list[ModelProgram] = Field(
+        description="Most expensive first: count times latency, summed over all devices."
+    )
     unsupported: list[UnsupportedNodes]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -59,26 +59,24 @@ _RETRY_S = {"store_unavailable": 5}
 class SchemaViolation(AnswerModel):
     """A part of the body that violates the published schema."""
 
-    path: Annotated[str, Field(description="Path of the value, such as items.3.program.")]
-    message: Annotated[str, Field(description="What is wrong with the value.")]
+    path: str = Field(description="Path of the value, such as items.3.program.")
+    message: str = Field(description="What is wrong with the value.")
 
 
 class Problem(AnswerModel):
     """Reason for which a whole request was refused (RFC 9457)."""
 
-    type: Annotated[str, Field(description="Always about:blank; `code` identifies the kind of problem.")] = (
-        "about:blank"
+    type: str = Field("about:blank", description="Always about:blank; `code` identifies the kind of problem.")
+    title: str = Field(description="The standard phrase of the status.")
+    status: int = Field(ge=400, le=599)
+    code: str = Field(description="Stable identifier for programs.", pattern="^[a-z_]+$")
+    detail: str = Field(description="What is wrong, in one line.")
+    hint: str = Field("", description="What to do; may be empty.")
+    errors: list[SchemaViolation] | None = Field(
+        None, description="The first few schema violations of an invalid request."
     )
-    title: Annotated[str, Field(description="The standard phrase of the status.")]
-    status: Annotated[int, Field(ge=400, le=599)]
-    code: Annotated[str, Field(description="Stable identifier for programs.", pattern="^[a-z_]+$")]
-    detail: Annotated[str, Field(description="What is wrong, in one line.")]
-    hint: Annotated[str, Field(description="What to do; may be empty.")] = ""
-    errors: Annotated[
-        list[SchemaViolation] | None, Field(description="The first few schema violations of an invalid request.")
-    ] = None
-    item: Annotated[int | None, Field(ge=0, description="With strict: position of the failed item.")] = None
-    id: Annotated[str | None, Field(description="With strict: id of the failed item.")] = None
+    item: int | None = Field(None, ge=0, description="With strict: position of the failed item.")
+    id: str | None = Field(None, description="With strict: id of the failed item.")
 
 
 class ProblemError(Exception):

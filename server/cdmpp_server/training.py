@@ -28,14 +28,14 @@ class TrainingStepRequest(RequestModel):
 
     config: Config
     device: Device
-    network: Annotated[
-        float | Annotated[str, Field(max_length=64)] | None,
-        Field(description="Bytes per second of one device between nodes, or a name; null: 400 Gbit/s, assumed."),
-    ] = None
-    engine: Annotated[
-        str | dict[str, Any],
-        Field(max_length=100, description="Name of a training profile, or the fields of one (docs/training-steps.md)."),
-    ] = defaults.TRAINING_ENGINE
+    network: float | Annotated[str, Field(max_length=64)] | None = Field(
+        None, description="Bytes per second of one device between nodes, or a name; null: 400 Gbit/s, assumed."
+    )
+    engine: str | dict[str, Any] = Field(
+        defaults.TRAINING_ENGINE,
+        max_length=100,
+        description="Name of a training profile, or the fields of one (docs/training-steps.md).",
+    )
     model: ModelName = None
 
 
@@ -47,27 +47,27 @@ class TrainingMemoryAnswer(AnswerModel):
     optimizer: int
     activations: int
     total: int
-    device: Annotated[float | None, Field(description="Capacity of the device; null: not published.")]
+    device: float | None = Field(description="Capacity of the device; null: not published.")
 
 
 class TrainingExposed(AnswerModel):
     """Seconds of communication that computation does not hide, by kind of parallelism."""
 
-    tp: Annotated[float, Field(ge=0)]
-    cp: Annotated[float, Field(ge=0)]
-    ep: Annotated[float, Field(ge=0)]
-    dp: Annotated[float, Field(ge=0)]
-    pp: Annotated[float, Field(ge=0)]
+    tp: float = Field(ge=0)
+    cp: float = Field(ge=0)
+    ep: float = Field(ge=0)
+    dp: float = Field(ge=0)
+    pp: float = Field(ge=0)
 
 
 class TrainingBreakdown(AnswerModel):
     """Seconds on the slowest rank; they add up to `step_s`."""
 
-    compute: Annotated[dict[str, float], Field(description="Kernels by operator.")]
+    compute: dict[str, float] = Field(description="Kernels by operator.")
     exposed: TrainingExposed
-    bubble: Annotated[float, Field(ge=0)]
-    optimizer: Annotated[float, Field(ge=0)]
-    host: Annotated[float, Field(ge=0)]
+    bubble: float = Field(ge=0)
+    optimizer: float = Field(ge=0)
+    host: float = Field(ge=0)
 
 
 class TrainingStepAnswer(AnswerModel):
@@ -77,7 +77,7 @@ class TrainingStepAnswer(AnswerModel):
     model_type: str
     parameters: int
     device: str
-    engine: Annotated[str, Field(description="Name of the profile.")]
+    engine: str = Field(description="Name of the profile.")
     gpus: int
     micro_batch: int
     global_batch: int
@@ -90,24 +90,24 @@ class TrainingStepAnswer(AnswerModel):
     sharding: str
     recompute: str
     overlap: str
-    dp: Annotated[int, Field(description="Copies that divide the batch.")]
-    micro_batches: Annotated[int, Field(description="Passes of one copy.")]
-    layers: Annotated[list[int], Field(description="Layers of each stage.")]
+    dp: int = Field(description="Copies that divide the batch.")
+    micro_batches: int = Field(description="Passes of one copy.")
+    layers: list[int] = Field(description="Layers of each stage.")
     dtype: str
     products: str | None
     network_bytes_per_s: float
     step_s: Seconds
-    lower_s: Annotated[Seconds, Field(description="80 % interval.")]
+    lower_s: Seconds = Field(description="80 % interval.")
     upper_s: Seconds
-    tokens_per_s_per_gpu: Annotated[float, Field(gt=0)]
-    model_flops_utilization: Annotated[
-        float | None, Field(description="Operations of the model over those of the peak; null: no published peak.")
-    ]
+    tokens_per_s_per_gpu: float = Field(gt=0)
+    model_flops_utilization: float | None = Field(
+        description="Operations of the model over those of the peak; null: no published peak."
+    )
     memory_bytes: TrainingMemoryAnswer
     breakdown: TrainingBreakdown
     domain: Literal["in", "near", "out"]
-    domain_shares: Annotated[dict[str, float], Field(description="Share of the predicted time by domain.")]
-    domain_reason: Annotated[str, Field(description="The part with the largest share that is not `in`.")]
+    domain_shares: dict[str, float] = Field(description="Share of the predicted time by domain.")
+    domain_reason: str = Field(description="The part with the largest share that is not `in`.")
     remarks: list[str]
 
 

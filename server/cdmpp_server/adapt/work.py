@@ -37,12 +37,11 @@ class Record(RequestModel):
     """A program and its measured latency on the device."""
 
     program: RegisteredProgram
-    latency_s: Annotated[
-        float,
-        Field(ge=BELIEVABLE_S[0], le=BELIEVABLE_S[1], allow_inf_nan=False, description="Measured latency in seconds."),
-    ]
+    latency_s: float = Field(
+        ge=BELIEVABLE_S[0], le=BELIEVABLE_S[1], allow_inf_nan=False, description="Measured latency in seconds."
+    )
     backend: Backend | None = None
-    protocol: Annotated[Protocol, Field(description="As in an item of /predict.")] = DEFAULT_PROTOCOL
+    protocol: Protocol = Field(DEFAULT_PROTOCOL, description="As in an item of /predict.")
     framework: Framework | None = None
 
 
@@ -50,15 +49,13 @@ class AdaptRequest(RequestModel):
     """Measurements of one device."""
 
     device: Device
-    records: Annotated[list[Record], Field(min_length=1, max_length=10_000)]
-    k: Annotated[
-        Annotated[int, Field(ge=1, le=100_000), WholeNumber] | None,
-        Field(
-            description="Number of records to use. They are chosen without their latencies, and the errors are "
-            "reported for the remaining records. Default: use all records."
-        ),
-    ] = None
-    sampler: Annotated[Sampler, Field(description="Method that chooses the k records.")] = "variance"
+    records: list[Record] = Field(min_length=1, max_length=10_000)
+    k: Annotated[int, Field(ge=1, le=100_000), WholeNumber] | None = Field(
+        None,
+        description="Number of records to use. They are chosen without their latencies, and the errors are "
+        "reported for the remaining records. Default: use all records.",
+    )
+    sampler: Sampler = Field("variance", description="Method that chooses the k records.")
     seed: Annotated[int, Field(ge=0, le=2**31 - 1), WholeNumber] = 0
 
 

@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
@@ -185,10 +185,10 @@ def _wants_figure(request: Request) -> bool:
 class PlanKind(AnswerModel):
     """A query above single programs, and where it is asked."""
 
-    kind: Annotated[str, Field(description="As `cdmpp plan` and `cdmpp.make_plan` call it.")]
+    kind: str = Field(description="As `cdmpp plan` and `cdmpp.make_plan` call it.")
     path: str
     summary: str
-    example: Annotated[dict[str, Any], Field(description="A small request with given costs.")]
+    example: dict[str, Any] = Field(description="A small request with given costs.")
 
 
 class PlanKinds(AnswerModel):
