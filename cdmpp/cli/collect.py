@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -154,16 +155,9 @@ def collect(
             "they describe part files: add --standalone",
             param_hint="--part-mib, --result-mib, --minutes, --tasks, --ansor",
         )
-    settings = CollectSettings(
-        schedules=schedules,
-        irregular=irregular,
-        seed=seed,
-        tune=tune,
-        time_limit_s=time_limit_s,
-        memory_gib=memory_gib,
-        repeat_gap_s=repeat_gap_s,
-        timing=TimingSettings(flush_cache=flush_cache),
-    )
+    limits = {"time_limit_s": time_limit_s, "memory_gib": memory_gib, "repeat_gap_s": repeat_gap_s}
+    timing = TimingSettings(flush_cache=flush_cache)
+    settings = CollectSettings(schedules=schedules, irregular=irregular, seed=seed, tune=tune, timing=timing, **limits)
     remote = tracker is not None or build_only
     known: dict[str, Any] = {}
     if out.exists() and not build_only:
@@ -189,31 +183,40 @@ def collect(
     if model and not (good or active):
         raise typer.BadParameter("a model chooses nothing without --good or --active", param_hint="--model")
     chooser = _chooser(chosen[0], good, active, pool, model or []) if good or active else None
+    job = _Job(wanted, chosen, out, settings, sizes, json)
     if standalone:
-        limits = Limits(**{name: value for name, value in kit.items() if value is not None})
-        _standalone(wanted, chosen, out, settings, sizes, limits, tasks or 0, ansor, json)
+        parts = Limits(**{name: value for name, value in kit.items() if value is not None})
+        _standalone(job, parts, tasks or 0, ansor)
     elif build_only:
-        _build_only(wanted, chosen, out, settings, sizes, json)
+        _build_only(job)
     else:
-        _measure(wanted, chosen, out, settings, sizes, tracker, key, chooser, json)
+        _measure(job, tracker, key, chooser)
     exit_if_skipped(out / HOME if standalone else out / WORK if build_only else out, wanted, sizes)
 
 
-def _measure(
-    wanted: list[str],
-    chosen: tuple[Configuration, ...],
-    out: Path,
-    settings: CollectSettings,
-    sizes: dict[str, int],
-    tracker: str | None,
-    key: str | None,
-    chooser: Chooser | None,
-    json: bool,
-) -> None:
+@dataclass(frozen=True)
+class _Job:
+    """Networks to collect, where from and where to."""
+
+    wanted: list[str]
+    chosen: tuple[Configuration, ...]
+    out: Path
+    settings: CollectSettings
+    sizes: dict[str, int]
+    json: bool
+
+    @property
+    def command(self) -> str:
+        """This command line."""
+        return "cdmpp " + shlex.join(sys.argv[1:])
+
+
+def _measure(job: _Job, tracker: str | None, key: str | None, chooser: Chooser | None) -> None:
     from cdmpp.data.measure.collect import collect
     from cdmpp.data.measure.store import Store
     from cdmpp.data.measure.timers import LocalTimers
 
+    out = job.out
     with resumable(out), progress_bars() as progress:
         timers: Any = LocalTimers
         if tracker is not None and key is not None:
@@ -221,25 +224,15 @@ def _measure(
             from cdmpp.data.measure.remote import RemoteTimers
 
             timers = partial(RemoteTimers, parse_tracker(tracker, key))
-        command = "cdmpp " + shlex.join(sys.argv[1:])
-        collect(
-            wanted,
-            chosen,
-            out,
-            settings,
-            timers=timers,
-            progress=progress,
-            chooser=chooser,
-            dims=sizes,
-            command=command,
-        )
+        how: dict[str, Any] = {"timers": timers, "progress": progress, "chooser": chooser}
+        collect(job.wanted, job.chosen, out, job.settings, dims=job.sizes, command=job.command, **how)
     with Store(out) as store:
         left_out = store.left_out()
     for name, what, why in left_out[:_SHOWN]:
         print(f"not collected: {name}: {what}: {why}", file=sys.stderr)
     if len(left_out) > _SHOWN:
         print(f"not collected: {len(left_out) - _SHOWN} more, listed in {out}/README.md", file=sys.stderr)
-    print_summary(out, json)
+    print_summary(out, job.json)
 
 
 @contextmanager
@@ -302,68 +295,43 @@ def print_summary(out: Path, json: bool) -> None:
         )
 
 
-def _build_only(
-    wanted: list[str],
-    chosen: tuple[Configuration, ...],
-    out: Path,
-    settings: CollectSettings,
-    sizes: dict[str, int],
-    json: bool,
-) -> None:
+def _build_only(job: _Job) -> None:
     from cdmpp.data.measure.archive import write_job
 
     with progress_bars() as progress:
-        manifest = write_job(wanted, chosen, out, settings, progress=progress, dims=sizes)
-    if json:
-        print_json({"path": str(out), "programs": len(manifest.programs)})
+        manifest = write_job(job.wanted, job.chosen, job.out, job.settings, progress=progress, dims=job.sizes)
+    if job.json:
+        print_json({"path": str(job.out), "programs": len(manifest.programs)})
         return
     failed = sum(bool(program.failure) for program in manifest.programs)
     print(
-        f"wrote {out}: {len(manifest.programs):,} programs"
+        f"wrote {job.out}: {len(manifest.programs):,} programs"
         + (f", {failed:,} of which could not be built" if failed else "")
-        + f"; run them with: cdmpp measure {out} --out DIR"
+        + f"; run them with: cdmpp measure {job.out} --out DIR"
     )
 
 
-def _standalone(
-    wanted: list[str],
-    chosen: tuple[Configuration, ...],
-    out: Path,
-    settings: CollectSettings,
-    sizes: dict[str, int],
-    limits: Limits,
-    tasks: int,
-    ansor: Path | None,
-    json: bool,
-) -> None:
+def _standalone(job: _Job, limits: Limits, tasks: int, ansor: Path | None) -> None:
     from cdmpp.data.measure.kit.export_programs import export_programs
 
-    if len(chosen) > 1:
+    if len(job.chosen) > 1:
         raise typer.BadParameter("part files are for one device: name one --target", param_hint="--target")
-    command = "cdmpp " + shlex.join(sys.argv[1:])
+    out = job.out
     with progress_bars() as progress:
-        job = export_programs(
-            wanted,
-            chosen[0],
-            out,
-            settings,
-            limits=limits,
-            tasks=tasks,
-            ansor=ansor,
-            progress=progress,
-            dims=sizes,
-            command=command,
+        how: dict[str, Any] = {"limits": limits, "tasks": tasks, "ansor": ansor, "progress": progress}
+        exported = export_programs(
+            job.wanted, job.chosen[0], out, job.settings, dims=job.sizes, command=job.command, **how
         )
-    programs = sum(len(part["items"]) for part in job["parts"] if part["kind"] == "programs")
-    size = sum(part["bytes"] for part in job["parts"])
-    failed = len(job["programs"]["failures"])
-    if json:
+    programs = sum(len(part["items"]) for part in exported["parts"] if part["kind"] == "programs")
+    size = sum(part["bytes"] for part in exported["parts"])
+    failed = len(exported["programs"]["failures"])
+    if job.json:
         print_json(
-            {"path": str(out), "parts": len(job["parts"]), "programs": programs, "failed": failed, "bytes": size}
+            {"path": str(out), "parts": len(exported["parts"]), "programs": programs, "failed": failed, "bytes": size}
         )
         return
     print(
-        f"wrote {out}: {len(job['parts'])} parts, {programs:,} programs, {size / 2**20:.1f} MiB"
+        f"wrote {out}: {len(exported['parts'])} parts, {programs:,} programs, {size / 2**20:.1f} MiB"
         + (f"; {failed:,} programs could not be built" if failed else "")
         + f"; try it here: cd {out} && python run.py part-*.zip --dry-run --out dry"
     )

@@ -140,16 +140,8 @@ def training_plan(
 ) -> TrainingPlan:
     """The plan of a step or pass over ``batch`` sequences.
 
-    A batch that the copies do not divide is that of the next larger one, as a framework pads it.
-
-    Parameters
-    ----------
-    layout : mapping
-        ``tp``, ``pp``, ``ep``, ``dp``, ``sequence``, ``dtype`` and ``engine``.
-
-    Raises
-    ------
-    FieldError
+    A batch that the copies do not divide is that of the next larger one, as a framework pads it. ``layout``: ``tp``,
+    ``pp``, ``ep``, ``dp``, ``sequence``, ``dtype`` and ``engine``. Raises FieldError.
     """
     engine = load_training_engine(layout["engine"] or "megatron", files=False)
     whole = form.passes == "step"
@@ -245,12 +237,7 @@ class LanguageModelForm(Closed):
         return self
 
     def training_plan(self, batch: int, path: str, device: DeviceForm | None) -> TrainingPlan:
-        """The training step, or pass of a layer, over ``batch`` sequences.
-
-        Raises
-        ------
-        FieldError
-        """
+        """The training step, or pass of a layer, over ``batch`` sequences; FieldError where there is none."""
         names = ("tp", "pp", "ep", "dtype", "engine")
         layout = {name: getattr(self, name) for name in names} | {"sequence": self.input, "dp": self.dp or 1}
         try:
@@ -268,10 +255,7 @@ class LanguageModelForm(Closed):
     ) -> list[Runs]:
         """The steps of each batch size with how often each counts: one, or the chunks of a prefill.
 
-        Raises
-        ------
-        FieldError
-            The configuration or the layout is wrong; ``path`` is the place of this form in the request.
+        ``path``: place of this form in the request. Raises FieldError: the configuration or the layout is wrong.
         """
         if len(batches) > MAX_BATCHES or max(batches) > MAX_BATCH:
             raise FieldError.at(
@@ -322,10 +306,7 @@ class LanguageModelForm(Closed):
     def memory(self, tokens: int | None = None) -> tuple[float, float]:
         """Bytes on each device of one instance: weights, and cache of one sequence in each replica.
 
-        Parameters
-        ----------
-        tokens : int, optional
-            Tokens of the sequence; default: those of the step.
+        ``tokens``: of the sequence; None: those of the step.
         """
         config = read_config(self.config)
         if self.phase == "train":

@@ -27,28 +27,14 @@ from cdmpp.utils.files import read_json
 def read_config(
     config: LLMConfig | Mapping[str, Any] | str | PathLike[str], path: str = "config", *, family: str | None = None
 ) -> LLMConfig:
-    """Dimensions of a language model.
+    """Dimensions of a language model, from the content or the path of a ``config.json`` of Hugging Face.
 
-    Parameters
-    ----------
-    config : LLMConfig, mapping or path
-        The content of a ``config.json`` of Hugging Face, or the path of the file. Of a configuration of several inputs
-        the language part is read (:mod:`cdmpp.llm.language_part`); the others are listed in ``left_out``.
-    path : str
-        Name of the configuration in error messages.
-    family : str, optional
-        Architecture in place of the configuration's ``model_type``, such as "llama". Fields of layers that it lacks are
-        an error.
+    Of a configuration of several inputs the language part is read (:mod:`cdmpp.llm.language_part`); the others are
+    listed in ``left_out``. ``path``: name of the configuration in error messages. ``family``: architecture in place of
+    the configuration's ``model_type``, such as "llama"; fields of layers that it lacks are an error. Raises DataError
+    for a file that cannot be read or is no JSON object, and FieldError for an unknown architecture, a missing or an
+    impossible field.
 
-    Raises
-    ------
-    DataError
-        The file cannot be read, or is not a JSON object.
-    FieldError
-        The architecture is not known, or a field is missing or impossible.
-
-    Examples
-    --------
     >>> read_config("examples/llm/llama-3.1-8b.json").layers
     32
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
 from pydantic import BeforeValidator, Discriminator, Field, PlainValidator, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
@@ -25,11 +24,9 @@ from cdmpp.predict.prediction import DEFAULT_QUANTILES, Seconds
 from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Implementation, Protocol
 from cdmpp_server.fields import Device, OperatorProgram, ProgramValue, TextProgram
-from cdmpp_server.openapi import Schema, add_models, ref
-from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned, describe_planned
+from cdmpp_server.planned import Endpoint, Find, planned
 from cdmpp_server.predict.schema import MAX_QUANTILES, ErrorInfo, Level
 from cdmpp_server.schema_base import AnswerModel, RequestModel
-from cdmpp_server.settings import Settings
 
 MAX_DEVICES = 100
 _NAME = {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]{0,31}$", "not": {"enum": list(RESERVED)}}
@@ -177,24 +174,6 @@ _EXAMPLE: dict[str, Any] = {
 }
 
 
-def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
-    """Add request, response and problems of ``/curve``."""
-    add_models(schemas, CurveRequest, CurvesRequest, CurveResponse)
-    body = {"oneOf": [ref("CurveRequest"), ref("CurvesRequest")]}
-    answer = ref("CurveResponse"), "The points of the curve."
-    note = f"At most {settings.max_items:,} predictions: programs times points times devices. "
-    describe_planned(document, "/curve", body, _EXAMPLE, answer, _MEANING, note)
-
-
-router = APIRouter()
-
-
-@router.post("/curve", summary="Predict a curve", response_class=Response)
-async def curve(request: Request) -> Response:
-    """Predict a template over axes on devices, with a monotone fit and domain labels."""
-    return await answer_planned(request)
-
-
 def _form_of(value: Any) -> type[CurveRequest | CurvesRequest]:
     return CurvesRequest if isinstance(value, dict) and "programs" in value else CurveRequest
 
@@ -224,4 +203,19 @@ def _plan(request: CurveRequest | CurvesRequest, find: Find, max_predictions: in
     )
 
 
-ENDPOINTS["/curve"] = Endpoint(_form_of, _plan, lambda plan, *made: plan.curve(*made).to_dict())
+router = planned(
+    Endpoint(
+        "/curve",
+        "Predict a curve",
+        "Predict a template over axes on devices, with a monotone fit and domain labels.",
+        _form_of,
+        _plan,
+        lambda plan, *made: plan.curve(*made).to_dict(),
+        (CurveRequest, CurvesRequest),
+        (CurveResponse,),
+        "The points of the curve.",
+        _EXAMPLE,
+        _MEANING,
+        "At most {most} predictions: programs times points times devices. ",
+    )
+)

@@ -87,7 +87,7 @@ def _has_operator(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-OPERATOR_SCHEMA = {
+OPERATOR_SCHEMA: dict[str, Any] = {
     "title": "OperatorProgram",
     "description": "One operator by its sizes, such as linear with m, n, k and dtype. GET /support lists the operators "
     "and their fields. An unknown operator, a missing field, null or an impossible size is an error of the item.",

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
-from fastapi import APIRouter, Request, Response
 from pydantic import BeforeValidator, Field, create_model
 
 from cdmpp.devices.loading import resolve_device
@@ -24,11 +23,9 @@ from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.elements import canonical_dtype
 from cdmpp_server.curve import MAX_DEVICES
 from cdmpp_server.fields import Device
-from cdmpp_server.openapi import Schema, add_models, ref
-from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned, describe_planned
+from cdmpp_server.planned import Endpoint, Find, planned
 from cdmpp_server.predict.schema import ModelName
 from cdmpp_server.schema_base import AnswerModel, RequestModel
-from cdmpp_server.settings import Settings
 
 #: Fields of a configuration; published ones have fewer than a hundred.
 MAX_CONFIG_FIELDS = 1000
@@ -309,49 +306,10 @@ EXAMPLE_MODEL: dict[str, Any] = {
     },
     "device": "h100-sxm",
 }
+_MEASURED = [{"batch": n, "input": 1024, "output": 128, "total_s": s} for n, s in ((1, 1.2), (32, 2.6))]
 
 
-def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
-    """Add request, response and problems of ``/llm``."""
-    add_models(schemas, LlmRequest, LlmDevicesRequest, LlmAnswer, LlmAnswers, CalibrateRequest, CalibrateAnswer)
-    add_models(schemas, SimulateRequest, SimulateAnswer)
-    requests = {"concurrency": 16, "output": 64, "count": 32}
-    rows = [{"batch": n, "input": 1024, "output": 128, "total_s": s} for n, s in ((1, 1.2), (32, 2.6))]
-    note = f"A model has some 50 to 200 predictions for each device; at most {settings.max_items:,} in one request. "
-    served = ref("SimulateAnswer"), "Times, throughput and use of the cache."
-    describe_planned(document, "/llm/simulate", ref("SimulateRequest"), {**EXAMPLE_MODEL, **requests}, served, _MEANING)
-    fitted = ref("CalibrateAnswer"), "The profile and its errors."
-    example = {**EXAMPLE_MODEL, "measurements": rows}
-    describe_planned(document, "/llm/calibrate", ref("CalibrateRequest"), example, fitted, _MEANING)
-    body = {"oneOf": [ref("LlmRequest"), ref("LlmDevicesRequest")]}
-    estimated = {"oneOf": [ref("LlmAnswer"), ref("LlmAnswers")]}, "The estimate, or those of `devices`."
-    example = {**EXAMPLE_MODEL, "batch": 8, "input": 1024, "output": 128}
-    describe_planned(document, "/llm", body, example, estimated, _MEANING, note)
-
-
-router = APIRouter()
 Body = LlmRequest | LlmDevicesRequest
-
-
-@router.post("/llm", summary="Estimate a language model", response_class=Response)
-async def llm(request: Request) -> Response:
-    """Estimate latency, throughput and memory of a batch of requests to a language model.
-
-    With `devices`, a device without an estimate is an `error` at its place.
-    """
-    return await answer_planned(request)
-
-
-@router.post("/llm/simulate", summary="Simulate serving", response_class=Response)
-async def simulate(request: Request) -> Response:
-    """Simulate how an engine serves requests: times to first token and between tokens, queue, throughput."""
-    return await answer_planned(request)
-
-
-@router.post("/llm/calibrate", summary="Fit an engine profile", response_class=Response)
-async def calibrate(request: Request) -> Response:
-    """Fit what an engine adds to its kernels to a few measured durations of a server."""
-    return await answer_planned(request)
 
 
 def _simulation(request: SimulateRequest, find: Find, max_predictions: int) -> ServingPlan:
@@ -448,10 +406,46 @@ def _form_of(value: Any) -> type[Body]:
     return LlmDevicesRequest if isinstance(value, dict) and "devices" in value else LlmRequest
 
 
-ENDPOINTS["/llm"] = Endpoint(_form_of, Estimates, Estimates.answer)
-ENDPOINTS["/llm/simulate"] = Endpoint(
-    lambda _: SimulateRequest, _simulation, lambda plan, *made: plan.run(*made).to_dict()
-)
-ENDPOINTS["/llm/calibrate"] = Endpoint(
-    lambda _: CalibrateRequest, _calibration, lambda plan, _, predictions: plan.fit(predictions).to_dict()
+router = planned(
+    Endpoint(
+        "/llm",
+        "Estimate a language model",
+        "Estimate latency, throughput and memory of a batch of requests to a language model.\n\n"
+        "With `devices`, a device without an estimate is an `error` at its place.",
+        _form_of,
+        Estimates,
+        Estimates.answer,
+        (LlmRequest, LlmDevicesRequest),
+        (LlmAnswer, LlmAnswers),
+        "The estimate, or those of `devices`.",
+        {**EXAMPLE_MODEL, "batch": 8, "input": 1024, "output": 128},
+        _MEANING,
+        "A model has some 50 to 200 predictions for each device; at most {most} in one request. ",
+    ),
+    Endpoint(
+        "/llm/simulate",
+        "Simulate serving",
+        "Simulate how an engine serves requests: times to first token and between tokens, queue, throughput.",
+        lambda _: SimulateRequest,
+        _simulation,
+        lambda plan, *made: plan.run(*made).to_dict(),
+        (SimulateRequest,),
+        (SimulateAnswer,),
+        "Times, throughput and use of the cache.",
+        {**EXAMPLE_MODEL, "concurrency": 16, "output": 64, "count": 32},
+        _MEANING,
+    ),
+    Endpoint(
+        "/llm/calibrate",
+        "Fit an engine profile",
+        "Fit what an engine adds to its kernels to a few measured durations of a server.",
+        lambda _: CalibrateRequest,
+        _calibration,
+        lambda plan, _, predictions: plan.fit(predictions).to_dict(),
+        (CalibrateRequest,),
+        (CalibrateAnswer,),
+        "The profile and its errors.",
+        {**EXAMPLE_MODEL, "measurements": _MEASURED},
+        _MEANING,
+    ),
 )

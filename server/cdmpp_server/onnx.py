@@ -9,8 +9,8 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
@@ -52,49 +52,42 @@ MAX_DEVICES, MAX_DIMS = 64, 64
 _DIM = r"[^\x00-\x1f]{1,200}=[1-9][0-9]{0,8}"
 
 _TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_TEXT}
+
+
+def _parameter(name: str, description: str, schema: dict[str, Any], **further: Any) -> dict[str, Any]:
+    required = {"required": True} if further.pop("required", False) else {}
+    return {"name": name, "in": "query", **required, "description": description, "schema": schema, **further}
+
+
+def _choice(values: Iterable[str], **further: Any) -> dict[str, Any]:
+    return {"type": "string", "enum": list(values), **further}
+
+
 PARAMETERS: list[dict[str, Any]] = [
-    {
-        "name": "device",
-        "in": "query",
-        "required": True,
-        "description": "Name or alias of a known device (GET /devices); repeat it for several. An unknown "
-        "device gives an error and does not affect the others.",
-        "schema": {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_DEVICES},
-        "example": ["t4", "l4"],
-    },
-    {
-        "name": "protocol",
-        "in": "query",
-        "description": "Measurement protocol of the latency, as in /predict.",
-        "schema": {"type": "string", "enum": list(PROTOCOLS), "default": DEFAULT_PROTOCOL},
-    },
-    {
-        "name": "framework",
-        "in": "query",
-        "description": "Framework that launches the kernels, if known.",
-        "schema": {"type": "string", "enum": list(FRAMEWORKS)},
-    },
-    {
-        "name": "implementation",
-        "in": "query",
-        "description": "How the operators are executed, as in /predict.",
-        "schema": {"type": "string", "enum": list(IMPLEMENTATIONS)},
-    },
-    {
-        "name": "dim",
-        "in": "query",
-        "description": "Size of a dynamic dimension of the model, such as `batch=1`; repeat it for several. Two "
-        "sizes of one dimension give 409.",
-        "schema": {"type": "array", "items": {"type": "string", "pattern": f"^{_DIM}$"}, "maxItems": MAX_DIMS},
-        "example": [],
-    },
-    {
-        "name": "model",
-        "in": "query",
-        "description": "`model_id` of a loaded model (GET /models). Default: the base model.",
-        "schema": _TEXT,
-    },
+    _parameter(
+        "device",
+        "Name or alias of a known device (GET /devices); repeat it for several. An unknown device gives an error and "
+        "does not affect the others.",
+        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_DEVICES},
+        required=True,
+        example=["t4", "l4"],
+    ),
+    _parameter(
+        "protocol", "Measurement protocol of the latency, as in /predict.", _choice(PROTOCOLS, default=DEFAULT_PROTOCOL)
+    ),
+    _parameter("framework", "Framework that launches the kernels, if known.", _choice(FRAMEWORKS)),
+    _parameter("implementation", "How the operators are executed, as in /predict.", _choice(IMPLEMENTATIONS)),
+    _parameter(
+        "dim",
+        "Size of a dynamic dimension of the model, such as `batch=1`; repeat it for several. Two sizes of one "
+        "dimension give 409.",
+        {"type": "array", "items": {"type": "string", "pattern": f"^{_DIM}$"}, "maxItems": MAX_DIMS},
+        example=[],
+    ),
+    _parameter("model", "`model_id` of a loaded model (GET /models). Default: the base model.", _TEXT),
 ]
+#: Options that define the latency, and their values.
+_OPTIONS = {"protocol": PROTOCOLS, "framework": FRAMEWORKS, "implementation": IMPLEMENTATIONS}
 
 
 @dataclass(frozen=True)
@@ -128,18 +121,14 @@ class ModelQuery:
         devices = _texts("device", given, MAX_DEVICES, _is_name, f"a text of 1 to {MAX_TEXT} characters")
         if not devices:
             raise _refused("device", "missing: name at least one device, such as device=t4")
-        protocol = _single("protocol", given, PROTOCOLS.__contains__, "one of " + ", ".join(PROTOCOLS))
-        framework = _single("framework", given, FRAMEWORKS.__contains__, "one of " + ", ".join(FRAMEWORKS))
-        allowed = "one of " + ", ".join(IMPLEMENTATIONS)
-        implementation = _single("implementation", given, IMPLEMENTATIONS.__contains__, allowed)
-        return cls(
-            tuple(devices),
-            cast(Protocol, protocol or DEFAULT_PROTOCOL),
-            cast(Framework | None, framework),
-            cast(Implementation | None, implementation),
-            _dims(_texts("dim", given, MAX_DIMS, _is_dim, "NAME=SIZE, such as batch=1")),
-            _single("model", given, _is_name, f"a text of 1 to {MAX_TEXT} characters"),
-        )
+        options: dict[str, Any] = {
+            name: _single(name, given, allowed.__contains__, "one of " + ", ".join(allowed))
+            for name, allowed in _OPTIONS.items()
+        }
+        dims = _dims(_texts("dim", given, MAX_DIMS, _is_dim, "NAME=SIZE, such as batch=1"))
+        model = _single("model", given, _is_name, f"a text of 1 to {MAX_TEXT} characters")
+        options["protocol"] = options["protocol"] or DEFAULT_PROTOCOL
+        return cls(tuple(devices), **options, dims=dims, model=model)
 
 
 def _is_name(text: str) -> bool:
@@ -359,14 +348,6 @@ def model_answer(
     }
 
 
-def counted(predictions: Sequence[Prediction]) -> tuple[list[tuple[str, str]], list[str]]:
-    """(device, domain) of the predictions and the codes of the errors, for the metrics."""
-    predicted: list[tuple[str, str]] = [
-        (p.device, p.domain) for p in predictions if p.error is None and p.domain is not None
-    ]
-    return predicted, [p.error.code for p in predictions if p.error is not None]
-
-
 def device_of(artifact: Any, name: str) -> Device:
     """The device of this name, or the error."""
     # By name and never load_device: a client's text must not be used as a path on this machine.
@@ -390,18 +371,9 @@ def _total(
 ) -> dict[str, Any]:
     counted = [(None if isinstance(r, ErrorInfo) else r, count) for count, r in zip(counts, column, strict=True)]
     total = PredictionTotal.of(counted, left_out=left_out)
-    return {
-        "device": device,
-        "latency_s": total.latency_s,
-        "lower_s": total.lower_s,
-        "upper_s": total.upper_s,
-        "domain": total.domain,
-        "domain_shares": total.domain_shares,
-        "domain_reason": total.domain_reason,
-        "lower_bound": total.lower_bound,
-        "launches": sum(counts),
-        "launches_predicted": total.launches,
-    }
+    names = ("latency_s", "lower_s", "upper_s", "domain", "domain_shares", "domain_reason", "lower_bound")
+    figures = {name: getattr(total, name) for name in names}
+    return {"device": device, **figures, "launches": sum(counts), "launches_predicted": total.launches}
 
 
 def _answer(
@@ -410,16 +382,11 @@ def _answer(
     error = result if isinstance(result, ErrorInfo) else result.error
     if error is not None or isinstance(result, ErrorInfo) or isinstance(device, Failed):
         assert error is not None
-        return {"device": device.name, "error": {"code": error.code, "message": error.message, "hint": error.hint}}
+        return {"device": device.name, "error": asdict(error)}
+    names = ("implementation", "latency_s", "lower_s", "upper_s", "domain", "domain_score", "roofline_s")
     return {
         "device": device.name,
-        "implementation": result.implementation,
-        "latency_s": result.latency_s,
-        "lower_s": result.lower_s,
-        "upper_s": result.upper_s,
-        "domain": result.domain,
-        "domain_score": result.domain_score,
-        "roofline_s": result.roofline_s,
+        **{name: getattr(result, name) for name in names},
         "prediction_id": None if signer is None else next(receipts) + signer.content(result, device.digest()),
         **reason_field(result),
     }
@@ -453,7 +420,7 @@ async def predict_model(request: Request) -> Response:
             return json.dumps(response, allow_nan=False, separators=(",", ":")).encode()
 
         text = render() if len(queries) <= _INLINE_ROWS else await asyncio.to_thread(render)
-        state.metrics.items(*counted(predictions))
+        state.metrics.predictions(predictions)
     return Response(text, media_type="application/json")
 
 

@@ -23,35 +23,26 @@ REFUSED = "cdmpp.refused"
 
 #: Status of a refused request by error code. The error of one item in a batch has the same code.
 STATUS_BY_CODE = {
-    "malformed_json": 400,
-    "unauthorized": 401,
-    "forbidden": 403,
-    "not_found": 404,
-    "unknown_device": 404,
-    "unknown_model": 404,
-    "unknown_program": 404,
-    "unknown_job": 404,
-    "method_not_allowed": 405,
-    "body_timeout": 408,
-    "header_timeout": 408,
-    "body_too_large": 413,
-    "unsupported_media_type": 415,
-    "unknown_host": 421,
-    "invalid_request": 422,
-    "invalid_program": 422,
-    "unsupported_operator": 422,
-    "invalid_device": 422,
-    "rate_limited": 429,
-    "quota_exceeded": 429,
-    "headers_too_large": 431,
-    "internal_error": 500,
-    "overloaded": 503,
-    "not_ready": 503,
-    "store_unavailable": 503,
-    "deadline_exceeded": 504,
+    code: status
+    for status, codes in {
+        400: ("malformed_json",),
+        401: ("unauthorized",),
+        403: ("forbidden",),
+        404: ("not_found", "unknown_device", "unknown_model", "unknown_program", "unknown_job"),
+        405: ("method_not_allowed",),
+        408: ("body_timeout", "header_timeout"),
+        413: ("body_too_large",),
+        415: ("unsupported_media_type",),
+        421: ("unknown_host",),
+        422: ("invalid_request", "invalid_program", "unsupported_operator", "invalid_device"),
+        429: ("rate_limited", "quota_exceeded"),
+        431: ("headers_too_large",),
+        500: ("internal_error",),
+        503: ("overloaded", "not_ready", "store_unavailable"),
+        504: ("deadline_exceeded",),
+    }.items()
+    for code in codes
 }
-
-
 #: Default Retry-After of a 503 in seconds.
 _RETRY_S = {"store_unavailable": 5}
 

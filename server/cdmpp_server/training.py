@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from cdmpp.devices.loading import resolve_device
@@ -15,11 +14,9 @@ from cdmpp.llm.options import TRAINING
 from cdmpp.predict.prediction import Seconds
 from cdmpp_server.fields import Device
 from cdmpp_server.llm import EXAMPLE_MODEL, Config, with_options
-from cdmpp_server.openapi import Schema, add_models, ref
-from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned, describe_planned
+from cdmpp_server.planned import Endpoint, Find, planned
 from cdmpp_server.predict.schema import ModelName
 from cdmpp_server.schema_base import AnswerModel, RequestModel
-from cdmpp_server.settings import Settings
 
 
 @with_options(TRAINING)
@@ -125,21 +122,6 @@ _EXAMPLE: dict[str, Any] = {
     "sequence": 8192,
 }
 
-router = APIRouter()
-
-
-def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
-    """Add request, response and problems of ``/training-step``."""
-    add_models(schemas, TrainingStepRequest, TrainingStepAnswer)
-    answer = ref("TrainingStepAnswer"), "The step."
-    describe_planned(document, "/training-step", ref("TrainingStepRequest"), _EXAMPLE, answer, _MEANING)
-
-
-@router.post("/training-step", summary="Predict a training step", response_class=Response)
-async def training_step(request: Request) -> Response:
-    """Predict how long one training step of a language model takes on a cluster."""
-    return await answer_planned(request)
-
 
 def _plan(request: TrainingStepRequest, find: Find, max_predictions: int) -> TrainingPlan:
     # By name or fields, never a file: a client's text must not be used as a path on this machine.
@@ -154,6 +136,18 @@ def _plan(request: TrainingStepRequest, find: Find, max_predictions: int) -> Tra
     return plan
 
 
-ENDPOINTS["/training-step"] = Endpoint(
-    lambda _: TrainingStepRequest, _plan, lambda plan, *made: plan.result(*made).to_dict()
+router = planned(
+    Endpoint(
+        "/training-step",
+        "Predict a training step",
+        "Predict how long one training step of a language model takes on a cluster.",
+        lambda _: TrainingStepRequest,
+        _plan,
+        lambda plan, *made: plan.result(*made).to_dict(),
+        (TrainingStepRequest,),
+        (TrainingStepAnswer,),
+        "The step.",
+        _EXAMPLE,
+        _MEANING,
+    )
 )

@@ -114,32 +114,16 @@ def calibrate(
     engine: Engine = defaults.ENGINE,
     predictor: Predictor | None = None,
 ) -> EngineProfile:
-    """Fit an engine profile to measured durations.
+    """Fit an engine profile to measured durations; two rows are the least.
 
-    Parameters
-    ----------
-    config, device :
-        As of :func:`cdmpp.llm.estimate`; defaults of the measurements.
-    measurements : iterable of mappings, or path
-        ``batch``, ``input``, ``output``; optionally ``tp``, ``pp``, ``ep``, ``dp``, ``dtype``, ``weights``,
-        ``kv_dtype``, ``config``, ``device``; one or more of ``total_s``, ``ttft_s``, ``tpot_s`` (:data:`DURATIONS`).
-        ``closed_loop``: means at ``batch`` requests in flight, whose prefills come between the decode steps; ``rate``
-        in place of ``batch``: means with Poisson arrivals, in requests per second; ``prefix_hit``: share of the prompts
-        that is in the cache already. Rows that need it are simulated (:func:`cdmpp.llm.simulate`), 50 at most. A path
-        is a CSV file, or a JSON file of the serving benchmarks of vLLM and SGLang.
-    engine : str, path, mapping or EngineProfile
-        The profile to start from.
-    predictor : Predictor, optional
-        Default: the shipped model, loaded once.
-
-    Returns
-    -------
-    EngineProfile
-
-    Raises
-    ------
-    DataError
-        There are fewer than two rows, or one of them is wrong or impossible; the message has its number.
+    ``config``, ``device``: as of :func:`cdmpp.llm.estimate`; defaults of the measurements. ``measurements``: mappings,
+    or the path of a CSV file or of a JSON file of the serving benchmarks of vLLM and SGLang. They have ``batch``,
+    ``input``, ``output``; optionally ``tp``, ``pp``, ``ep``, ``dp``, ``dtype``, ``weights``, ``kv_dtype``, ``config``,
+    ``device``; one or more of ``total_s``, ``ttft_s``, ``tpot_s`` (:data:`DURATIONS`). ``closed_loop``: means at
+    ``batch`` requests in flight, whose prefills come between the decode steps; ``rate`` in place of ``batch``: means
+    with Poisson arrivals, in requests per second; ``prefix_hit``: share of the prompts that is in the cache already.
+    Rows that need it are simulated (:func:`cdmpp.llm.simulate`), 50 at most. ``engine``: the profile to start from.
+    ``predictor`` None: the shipped model. Raises DataError with the number of a wrong or impossible row.
     """
     return fit_engine(config, device, measurements, engine, predictor).profile
 

@@ -86,27 +86,12 @@ def goodput(
 ) -> Goodput:
     """Find the largest rate at which requests keep goals of latency (DistServe, OSDI '24).
 
-    Parameters
-    ----------
-    config, device :
-        As of :func:`cdmpp.llm.simulate`.
-    ttft_s, tpot_s : float, optional
-        Goals of a request in seconds: to its first token, and between its tokens on average. One or both.
-    share : float
-        Share of the requests that keep both goals.
-    predictor : Predictor, optional
-        Default: the shipped model, loaded once.
-    options
-        Further arguments of :func:`cdmpp.llm.simulate`, but none of the load beside ``input`` and ``output``. Arrivals
-        are Poisson's; ``count`` is by default three times the requests that run at once, from 400 to 6,000.
+    ``ttft_s``, ``tpot_s``: goals of a request in seconds, to its first token and between its tokens on average; one or
+    both. ``share``: of the requests that keep both. Further arguments are those of :func:`cdmpp.llm.simulate`, but none
+    of the load beside ``input`` and ``output``. Arrivals are Poisson's; ``count`` is by default three times the
+    requests that run at once, from 400 to 6,000. ``predictor`` None: the shipped model. Raises the errors of
+    :func:`cdmpp.llm.simulate`, and FieldError for a wrong goal or share.
 
-    Raises
-    ------
-    DataError, UnknownDeviceError, FieldError, InfeasibleError
-        As of :func:`cdmpp.llm.simulate`; or a goal or share is not allowed.
-
-    Examples
-    --------
     >>> goodput("examples/llm/llama-3.1-8b.json", "h100-sxm", ttft_s=1.0, tpot_s=0.03, output=256)
     ... # doctest: +SKIP
     """

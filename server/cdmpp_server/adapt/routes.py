@@ -16,10 +16,10 @@ from pydantic import Field
 from cdmpp.errors import CdmppError
 from cdmpp.model.artifact.load import ADAPTER, on_base, without_adapter
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp_server.adapt.work import adapt_request_model, header_for, unpack
+from cdmpp_server.adapt.work import AdaptRequest, header_for, unpack
 from cdmpp_server.body import INLINE_BYTES, JSON, read_json_body
 from cdmpp_server.concurrency import Deadline, cancel_on_disconnect
-from cdmpp_server.fields import ProgramValue
+from cdmpp_server.fields import ProgramValue, with_max_items
 from cdmpp_server.load import Place
 from cdmpp_server.models import Models
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
@@ -185,7 +185,7 @@ _EXAMPLE = {
 
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
     """Add request, response and problems of ``POST /adapt``."""
-    add_models(schemas, adapt_request_model(settings.max_items), AdaptResponse)
+    add_models(schemas, with_max_items(AdaptRequest, "records", settings.max_items), AdaptResponse)
     adapt = document["paths"]["/adapt"]["post"]
     add_body(adapt, ref("AdaptRequest"), _EXAMPLE)
     add_answer(

@@ -59,11 +59,6 @@ class AdaptRequest(RequestModel):
     seed: Annotated[int, Field(ge=0, le=2**31 - 1), WholeNumber] = 0
 
 
-def adapt_request_model(max_items: int) -> type[AdaptRequest]:
-    """:class:`AdaptRequest` with another limit on the number of records."""
-    return with_max_items(AdaptRequest, "records", max_items)
-
-
 class RecordError(Exception):
     """A record that cannot be read."""
 
@@ -116,7 +111,7 @@ def run(bases: Bases, header: Mapping[str, Any], body: bytes) -> WorkerReply:
 
 def _read(body: bytes, max_records: int) -> bytes:
     """The validated request with its defaults; each program is its text or the object that was sent."""
-    request = parse(adapt_request_model(max_records), body)
+    request = parse(with_max_items(AdaptRequest, "records", max_records), body)
     records = [
         {**record.model_dump(exclude={"program"}), "program": program_value(record.program)}
         for record in request.records

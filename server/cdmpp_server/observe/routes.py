@@ -76,11 +76,6 @@ class ObserveRequest(RequestModel):
     observations: list[Observed] = Field(min_length=1, max_length=10_000)
 
 
-def observe_request_model(max_items: int) -> type[ObserveRequest]:
-    """:class:`ObserveRequest` with another limit on the number of observations."""
-    return with_max_items(ObserveRequest, "observations", max_items)
-
-
 class Kept(AnswerModel):
     """An observation that is stored on disk; the same one sent again has the same id."""
 
@@ -215,7 +210,7 @@ async def observe(request: Request) -> Response:
     state = request.app.state
     body = await read_json_body(request, state.settings)
     deadline = Deadline.of(request, state.settings)
-    model = observe_request_model(state.settings.max_items)
+    model = with_max_items(ObserveRequest, "observations", state.settings.max_items)
     # Large bodies run in the same bounded threads as those of /predict.
     do, small = state.service.do, len(body) <= INLINE_BYTES
     observe_request = await do(small, lambda: parse(model, body), deadline)
@@ -350,7 +345,7 @@ def _device_error(summary: Summary, jobs: Mapping[tuple[str, str, str], str]) ->
 
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
     """Describe bodies and problems of /observe."""
-    add_models(schemas, observe_request_model(settings.max_items), ObserveResponse)
+    add_models(schemas, with_max_items(ObserveRequest, "observations", settings.max_items), ObserveResponse)
     operation = document["paths"]["/observe"]["post"]
     add_body(operation, ref("ObserveRequest"), _EXAMPLE)
     add_answer(operation, ref("ObserveResponse"), "Result of each observation, in order.")

@@ -14,7 +14,7 @@ from cdmpp.model.nn.config import LEVELS
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.predictor import DEFAULT_QUANTILES
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Implementation, Protocol
-from cdmpp_server.fields import MAX_TEXT, Device, Program, RegisteredProgram, check_width, with_max_items
+from cdmpp_server.fields import MAX_TEXT, Device, Program, RegisteredProgram, check_width
 from cdmpp_server.observe.ids import MAX_ID as MAX_ID_TOKEN
 from cdmpp_server.schema_base import AnswerModel, RequestModel
 
@@ -82,16 +82,6 @@ class Envelope(PredictRequest):
     items: list[Any]
 
 
-def request_model(max_items: int) -> type[PredictRequest]:
-    """:class:`PredictRequest` with another limit on the number of items."""
-    return with_max_items(PredictRequest, "items", max_items)
-
-
-def envelope_model(max_items: int) -> type[Envelope]:
-    """:class:`Envelope` with another limit on the number of items."""
-    return with_max_items(Envelope, "items", max_items)
-
-
 Reason = Annotated[str, Field(description=Prediction.declarations()["domain_reason"].description)]
 
 
@@ -147,11 +137,6 @@ class RegisterRequest(RequestModel):
     """Programs to register."""
 
     programs: list[RegisteredProgram] = Field(min_length=1, max_length=10_000)
-
-
-def register_request_model(max_items: int) -> type[RegisterRequest]:
-    """:class:`RegisterRequest` with another limit on the number of programs."""
-    return with_max_items(RegisterRequest, "programs", max_items)
 
 
 class Registered(AnswerModel):
