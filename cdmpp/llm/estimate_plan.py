@@ -67,9 +67,9 @@ class EstimatePlan:
         lengths = [input] * batch if lengths is None else lengths
         longest = max(lengths)
         if config.positions and longest + output > config.positions:
-            raise FieldError(
-                f"input: {longest} and {output} output tokens exceed the model's {config.positions} positions",
-                path="input",
+            raise FieldError.at(
+                "input",
+                f"{longest} and {output} output tokens exceed the model's {config.positions} positions",
                 hint=f"input + output is at most {config.positions}",
             )
         device = with_network(device, network)
@@ -180,11 +180,9 @@ class EstimatePlan:
 def tokens_per_step(mtp: int, acceptance: float) -> float:
     """Tokens that a decode step makes of a sequence on average: one, and all drafted ones up to the first wrong one."""
     if type(mtp) is not int or not 0 <= mtp <= MAX_MTP:
-        raise FieldError(f"mtp: {str(mtp)[:40]!r} is not allowed", path="mtp", hint=f"0 to {MAX_MTP} drafted tokens")
+        raise FieldError.not_allowed("mtp", mtp, hint=f"0 to {MAX_MTP} drafted tokens")
     if isinstance(acceptance, bool) or not isinstance(acceptance, int | float) or not 0 <= acceptance <= 1:
-        raise FieldError(
-            f"acceptance: {str(acceptance)[:40]!r} is not allowed", path="acceptance", hint="a share from 0 to 1"
-        )
+        raise FieldError.not_allowed("acceptance", acceptance, hint="a share from 0 to 1")
     return float(sum(acceptance**i for i in range(mtp + 1)))
 
 

@@ -42,7 +42,7 @@ def read_config(
         return config
     fields = config_fields(config) if isinstance(config, str | PathLike) else config
     if not isinstance(fields, Mapping):
-        raise FieldError(f"{path}: {str(fields)[:80]!r} is not a configuration", path=path, hint="pass a JSON object")
+        raise FieldError.at(path, f"{str(fields)[:80]!r} is not a configuration", hint="pass a JSON object")
     return _read(fields, path, family)
 
 
@@ -80,9 +80,9 @@ def _read(config: Mapping[str, Any], path: str, family: str | None = None) -> LL
     stated = str(values.get("model_type") or (classes[0] if isinstance(classes, list) and classes else ""))
     as_another = FAMILIES[name] is not FAMILIES.get(stated)
     if family is not None and as_another and (problems := contradictions(read, fields, stated)):
-        raise FieldError(
-            f"{path}: fields contradict {family}: " + "; ".join(problems),
-            path=path,
+        raise FieldError.at(
+            path,
+            f"fields contradict {family}: " + "; ".join(problems),
             hint="name a family that has such layers, or take the fields out if the model does not use them",
         )
     read = quantised(read, part.quantisation, f"{path}.quantization_config", values.get("expert_dtype"))
@@ -139,19 +139,15 @@ def _model_type(config: Mapping[str, Any], path: str) -> str:
         name = (architecture_family(first) or first) if isinstance(first, str) else None
     known = ", ".join(FAMILIES)
     if not isinstance(name, str):
-        raise FieldError(
-            f"{path}.model_type: missing, and architectures names no known class",
-            path=f"{path}.model_type",
+        raise FieldError.at(
+            f"{path}.model_type",
+            "missing, and architectures names no known class",
             hint=f"this is no config.json of Hugging Face, or one without an architecture; known: {known}",
         )
     if name not in FAMILIES:
         near = difflib.get_close_matches(name.casefold(), FAMILIES, n=1)
         suggestion = f"; did you mean {near[0]}?" if near else ""
-        raise FieldError(
-            f"{path}.model_type: {name[:80]!r} is not known{suggestion}",
-            path=f"{path}.model_type",
-            hint=f"known: {known}",
-        )
+        raise FieldError.at(f"{path}.model_type", f"{name[:80]!r} is not known{suggestion}", hint=f"known: {known}")
     return name
 
 

@@ -174,10 +174,6 @@ _EXAMPLE: dict[str, Any] = {
 }
 
 
-def _form_of(value: Any) -> type[CurveRequest | CurvesRequest]:
-    return CurvesRequest if isinstance(value, dict) and "programs" in value else CurveRequest
-
-
 def _template(program: ProgramValue, count: int = 1) -> Template:
     return Template.parse(program, count) if isinstance(program, str) else Template(program, count)
 
@@ -208,7 +204,6 @@ router = planned(
         "/curve",
         "Predict a curve",
         "Predict a template over axes on devices, with a monotone fit and domain labels.",
-        _form_of,
         _plan,
         lambda plan, *made: plan.curve(*made).to_dict(),
         (CurveRequest, CurvesRequest),
@@ -217,5 +212,6 @@ router = planned(
         _EXAMPLE,
         _MEANING,
         "At most {most} predictions: programs times points times devices. ",
+        several="programs",
     )
 )

@@ -363,7 +363,9 @@ class Estimates:
             except CdmppError as error:
                 if self._single:
                     raise
-                self._plans.append(Failed(_name(device), error))
+                self._plans.append(
+                    Failed(str(device if isinstance(device, str) else device.get("name", ""))[:100], error)
+                )
                 continue
             self._plans.append(plan)
             self.queries += plan.queries
@@ -392,18 +394,10 @@ class Estimates:
                 yield Failed(plan.settings.device, error)
 
 
-def _name(device: str | dict[str, Any]) -> str:
-    return str(device if isinstance(device, str) else device.get("name", ""))[:100]
-
-
 def _answer(result: LLMEstimate | Failed) -> dict[str, Any]:
     if isinstance(result, Failed):
         return {"device": result.name, "error": asdict(ErrorInfo.of(result.error))}
     return result.to_dict()
-
-
-def _form_of(value: Any) -> type[Body]:
-    return LlmDevicesRequest if isinstance(value, dict) and "devices" in value else LlmRequest
 
 
 router = planned(
@@ -412,7 +406,6 @@ router = planned(
         "Estimate a language model",
         "Estimate latency, throughput and memory of a batch of requests to a language model.\n\n"
         "With `devices`, a device without an estimate is an `error` at its place.",
-        _form_of,
         Estimates,
         Estimates.answer,
         (LlmRequest, LlmDevicesRequest),
@@ -421,12 +414,12 @@ router = planned(
         {**EXAMPLE_MODEL, "batch": 8, "input": 1024, "output": 128},
         _MEANING,
         "A model has some 50 to 200 predictions for each device; at most {most} in one request. ",
+        several="devices",
     ),
     Endpoint(
         "/llm/simulate",
         "Simulate serving",
         "Simulate how an engine serves requests: times to first token and between tokens, queue, throughput.",
-        lambda _: SimulateRequest,
         _simulation,
         lambda plan, *made: plan.run(*made).to_dict(),
         (SimulateRequest,),
@@ -439,7 +432,6 @@ router = planned(
         "/llm/calibrate",
         "Fit an engine profile",
         "Fit what an engine adds to its kernels to a few measured durations of a server.",
-        lambda _: CalibrateRequest,
         _calibration,
         lambda plan, _, predictions: plan.fit(predictions).to_dict(),
         (CalibrateRequest,),

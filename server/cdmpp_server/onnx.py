@@ -125,7 +125,9 @@ class ModelQuery:
             name: _single(name, given, allowed.__contains__, "one of " + ", ".join(allowed))
             for name, allowed in _OPTIONS.items()
         }
-        dims = _dims(_texts("dim", given, MAX_DIMS, _is_dim, "NAME=SIZE, such as batch=1"))
+        dims = _dims(
+            _texts("dim", given, MAX_DIMS, lambda text: bool(re.fullmatch(_DIM, text)), "NAME=SIZE, such as batch=1")
+        )
         model = _single("model", given, _is_name, f"a text of 1 to {MAX_TEXT} characters")
         options["protocol"] = options["protocol"] or DEFAULT_PROTOCOL
         return cls(tuple(devices), **options, dims=dims, model=model)
@@ -133,10 +135,6 @@ class ModelQuery:
 
 def _is_name(text: str) -> bool:
     return 1 <= len(text) <= MAX_TEXT
-
-
-def _is_dim(text: str) -> bool:
-    return re.fullmatch(_DIM, text) is not None
 
 
 def _texts(

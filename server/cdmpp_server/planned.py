@@ -53,19 +53,22 @@ class Endpoint:
     path: str
     summary: str
     description: str
-    #: From the JSON value of the body to its pydantic model, which has a field ``model``.
-    form_of: Callable[[Any], type[BaseModel]]
     #: From the form, a function that finds devices by name, and the most predictions of a request.
     plan_of: Callable[[Any, Find, int], QueryPlan]
     #: From the plan, the model's id and the predictions of its queries to a JSON value.
     answer_of: Callable[[Any, str, Sequence[Prediction]], dict[str, Any]]
-    #: Models of the body and of the answer.
+    #: Models of the body, with a field ``model``, and of the answer.
     forms: tuple[type[BaseModel], ...]
     answers: tuple[type[BaseModel], ...]
     answer: str  # description of the answer
     example: Any
     meaning: Mapping[int, str]  # of statuses
     note: str = ""  # where the description continues; {most} are the most predictions
+    several: str = ""  # the field that only the second of ``forms`` has
+
+    def form_of(self, value: Any) -> type[BaseModel]:
+        """The model of the JSON value of a body."""
+        return self.forms[1 if self.several and isinstance(value, dict) and self.several in value else 0]
 
 
 #: By path; the modules of the endpoints fill it.

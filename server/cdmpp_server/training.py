@@ -141,7 +141,6 @@ router = planned(
         "/training-step",
         "Predict a training step",
         "Predict how long one training step of a language model takes on a cluster.",
-        lambda _: TrainingStepRequest,
         _plan,
         lambda plan, *made: plan.result(*made).to_dict(),
         (TrainingStepRequest,),

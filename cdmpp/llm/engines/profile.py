@@ -220,15 +220,15 @@ def load_engine(engine: Engine | None = None, framework: str | None = None, *, f
         engine = DEFAULT_ENGINE if framework is None else framework if framework in engine_names() else KERNELS_ONLY
     profile = _profile(engine, files)
     if profile.training is not None:
-        raise FieldError(
-            f"engine: {profile.name} is a training framework",
-            path="engine",
+        raise FieldError.at(
+            "engine",
+            f"{profile.name} is a training framework",
             hint="use training_step, or one of " + ", ".join(engine_names()),
         )
     if framework is not None and profile.framework not in (None, framework):
-        raise FieldError(
-            f"framework: {framework}, but the engine {profile.name} has the kernels of {profile.framework}",
-            path="framework",
+        raise FieldError.at(
+            "framework",
+            f"{framework}, but the engine {profile.name} has the kernels of {profile.framework}",
             hint="give one of the two",
         )
     return profile.model_copy(update={"framework": profile.framework or framework or DEFAULT_FRAMEWORK})
@@ -238,9 +238,9 @@ def load_training_engine(engine: Engine, *, files: bool = True) -> EngineProfile
     """The profile of a training framework; parameters and errors are those of :func:`load_engine`."""
     profile = _profile(engine, files, training=True)
     if profile.training is None:
-        raise FieldError(
-            f"engine: {profile.name} is a serving engine",
-            path="engine",
+        raise FieldError.at(
+            "engine",
+            f"{profile.name} is a serving engine",
             hint="one of " + ", ".join(engine_names(training=True)) + ", or a profile with a table [training]",
         )
     return profile

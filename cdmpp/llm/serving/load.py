@@ -104,7 +104,7 @@ def goodput(
         count = min(MOST, max(COUNT, TIMES * probe.slots))
     plan = ServingPlan(model, spec, rate=1.0, count=count, **options)
     if tpot_s is not None and plan.longest_output == 1:
-        raise FieldError("tpot_s: no request has a second token", path="tpot_s", hint="a goal of ttft_s alone")
+        raise FieldError.at("tpot_s", "no request has a second token", hint="a goal of ttft_s alone")
     tables = plan.tables(predictor.predict_queries(plan.queries))
 
     def at(rate: float) -> ServingResult:
@@ -166,7 +166,7 @@ def _check_goals(ttft_s: Any, tpot_s: Any, share: Any) -> None:
         if value is None and name != "share":
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= maximum or value == inf:
-            raise FieldError(f"{name}: {str(value)[:40]!r} is not allowed", path=name, hint="a number above 0")
+            raise FieldError.not_allowed(name, value, hint="a number above 0")
 
 
 def draw_load(curves: Mapping[str, Sequence[ServingResult]], goals: Mapping[str, float | None] | None = None) -> Figure:

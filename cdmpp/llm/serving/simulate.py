@@ -101,9 +101,7 @@ class ServingResult(Rendered):
     def measured(self, name: str) -> Array:
         """``ttft_s``, ``tpot_s``, ``latency_s`` or ``queue_s`` in seconds, of the requests after the warm-up."""
         if name not in SEQUENCES:
-            raise FieldError(
-                f"name: {str(name)[:40]!r} is not known", path="name", hint="one of " + ", ".join(SEQUENCES)
-            )
+            raise FieldError.at("name", f"{str(name)[:40]!r} is not known", hint="one of " + ", ".join(SEQUENCES))
         values: Array = getattr(self, name)
         several = self.output[: self.warmup] > 1
         return values[int(several.sum()) if name == "tpot_s" else self.warmup :]
@@ -112,7 +110,7 @@ class ServingResult(Rendered):
         """Percentile ``q``, from 0 to 100, of :meth:`measured`; an error where all requests have one token."""
         values = self.measured(name)
         if not 0 <= q <= 100:
-            raise FieldError(f"q: {q} is not a percentage", path="q", hint="from 0 to 100")
+            raise FieldError.at("q", f"{q} is not a percentage", hint="from 0 to 100")
         if not len(values):
             raise FieldError("tpot_s: all requests have one token", path="name", hint="ask for another sequence")
         return float(np.percentile(values, q))
@@ -219,15 +217,11 @@ class PrefillPool:
         known = ("tp", "pp", "ep", "dp", "device", "bytes_per_s")
         unknown = sorted(set(value) - set(known)) if isinstance(value, Mapping) else [str(value)[:40]]
         if unknown:
-            raise FieldError(
-                f"prefill_pool: {unknown[0]!r} is not known", path="prefill_pool", hint="fields: " + ", ".join(known)
-            )
+            raise FieldError.at("prefill_pool", f"{unknown[0]!r} is not known", hint="fields: " + ", ".join(known))
         speed = value.get("bytes_per_s", NETWORK_BYTES_PER_S)
         if isinstance(speed, bool) or not isinstance(speed, int | float) or not 1e6 <= speed <= 1e14:
-            raise FieldError(
-                f"prefill_pool.bytes_per_s: {str(speed)[:40]!r} is not allowed",
-                path="prefill_pool.bytes_per_s",
-                hint="bytes per second of each device, such as 50e9",
+            raise FieldError.not_allowed(
+                "prefill_pool.bytes_per_s", speed, hint="bytes per second of each device, such as 50e9"
             )
         degrees = {name: value.get(name, 1) for name in ("tp", "pp", "ep")}
         return cls(Layout(**degrees, dp=value.get("dp")), value.get("device"), float(speed))
@@ -331,7 +325,7 @@ class ServingPlan:
             self._remarks.append(LOCKSTEP)
         for name, value in (("prefix_hit", prefix_hit), ("spread", spread)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-                raise FieldError(f"{name}: {str(value)[:40]!r} is not allowed", path=name, hint="from 0 to below 1")
+                raise FieldError.not_allowed(name, value, hint="from 0 to below 1")
         self._hit, self._clients, self._rate = prefix_hit, concurrency, options["rate"]
         self._requests = _requests(requests, options, spread)
         self._parted = _requests(requests, options, SPREAD) if parted else None
@@ -388,10 +382,8 @@ class ServingPlan:
         count = len(self._requests)
         if warmup is not None:
             if type(warmup) is not int or not 0 <= warmup < count:
-                raise FieldError(
-                    f"warmup: {str(warmup)[:40]!r} is not allowed",
-                    path="warmup",
-                    hint=f"a whole number below the {count:,} requests, such as 0",
+                raise FieldError.not_allowed(
+                    "warmup", warmup, hint=f"a whole number below the {count:,} requests, such as 0"
                 )
             return warmup
         if self._clients is None or self._clients < count:
@@ -524,7 +516,7 @@ def _requests(
     if requests is not None:
         listed = [_request(row, i) for i, row in enumerate(requests)]
         if not 1 <= len(listed) <= MAX_REQUESTS:
-            raise FieldError(f"requests: {len(listed):,}", path="requests", hint=f"1 to {MAX_REQUESTS:,} requests")
+            raise FieldError.at("requests", f"{len(listed):,}", hint=f"1 to {MAX_REQUESTS:,} requests")
         return listed
     if concurrency is not None:
         check_whole("concurrency", concurrency, MAX_BATCH)
@@ -532,10 +524,8 @@ def _requests(
     else:
         assert rate is not None
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not MIN_RATE <= rate <= MAX_RATE:
-            raise FieldError(
-                f"rate: {str(rate)[:40]!r} is not allowed",
-                path="rate",
-                hint=f"requests per second, from {MIN_RATE:g} to {MAX_RATE:,.0f}",
+            raise FieldError.not_allowed(
+                "rate", rate, hint=f"requests per second, from {MIN_RATE:g} to {MAX_RATE:,.0f}"
             )
         count = 1000 if count is None else count
     input, output, seed = options["input"], options["output"], options["seed"]
@@ -560,9 +550,9 @@ def _request(row: Sequence[float], index: int) -> tuple[float, int, int]:
         if not (0 <= arrival < 1e9 and whole == [prompt, answer] and all(1 <= n <= MAX_TOKENS for n in whole)):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise FieldError(
-            f"requests.{index}: {str(row)[:80]} is no request",
-            path=f"requests.{index}",
+        raise FieldError.at(
+            f"requests.{index}",
+            f"{str(row)[:80]} is no request",
             hint="(arrival in seconds, tokens of the prompt, tokens of the answer)",
         ) from None
     return arrival, whole[0], whole[1]

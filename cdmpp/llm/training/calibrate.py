@@ -75,9 +75,7 @@ class TrainingCalibrationPlan:
         predictor: Predictor | None = None,
     ) -> None:
         if not 1 <= len(measurements) <= MAX_ROWS:
-            raise FieldError(
-                f"measurements: {len(measurements)} steps", path="measurements", hint=f"1 to {MAX_ROWS} measured steps"
-            )
+            raise FieldError.at("measurements", f"{len(measurements)} steps", hint=f"1 to {MAX_ROWS} measured steps")
         self._engine, self._plans, seconds = engine, [], []
         for number, row in enumerate(measurements, 1):
             plan, duration = _plan(number, row, config, device, engine, predictor)
