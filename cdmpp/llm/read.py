@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.errors import DataError, FieldError
-from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.config import ConfigLike, LLMConfig
 from cdmpp.llm.engines.profile import engine_fields
 from cdmpp.llm.families import FAMILIES, architecture_family, default_fields
 from cdmpp.llm.families.fields import Fields
@@ -24,9 +24,7 @@ from cdmpp.llm.quantisation import quantised, with_separate_file
 from cdmpp.utils.files import read_json
 
 
-def read_config(
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str], path: str = "config", *, family: str | None = None
-) -> LLMConfig:
+def read_config(config: ConfigLike, path: str = "config", *, family: str | None = None) -> LLMConfig:
     """Dimensions of a language model, from the content or the path of a ``config.json`` of Hugging Face.
 
     Of a configuration of several inputs the language part is read (:mod:`cdmpp.llm.language_part`); the others are

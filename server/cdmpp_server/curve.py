@@ -183,20 +183,10 @@ def _plan(request: CurveRequest | CurvesRequest, find: Find, max_predictions: in
         templates = [_template(program.program, program.count) for program in request.programs]
     else:
         templates = [_template(request.program)]
-    return CurvePlan(
-        templates,
-        request.axes,
-        request.devices,
-        backend=request.backend,
-        protocol=request.protocol,
-        framework=request.framework,
-        quantiles=request.quantiles,
-        monotone=request.monotone,
-        # By name and never load_device: a client's text must not be used as a path on this machine.
-        find=find,
-        max_predictions=max_predictions,
-        implementation=request.implementation,
-    )
+    settings = (request.backend, request.protocol, request.framework, request.quantiles, request.monotone)
+    limits: dict[str, Any] = {"find": find, "max_predictions": max_predictions}
+    # By name and never load_device: a client's text must not be used as a path on this machine.
+    return CurvePlan(templates, request.axes, request.devices, *settings, request.implementation, **limits)
 
 
 router = planned(

@@ -18,7 +18,7 @@ import numpy as np
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, FieldError
 from cdmpp.llm import defaults
-from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.config import ConfigLike
 from cdmpp.llm.engines.profile import Engine, EngineProfile, load_engine
 from cdmpp.llm.estimate_plan import EstimatePlan, resolved_device, shipped_predictor
 from cdmpp.llm.layout import Layout, Types
@@ -28,7 +28,7 @@ from cdmpp.llm.pricing import PricedStep
 from cdmpp.llm.read import read_config
 from cdmpp.llm.serving.calibrate_load import MAX_LOAD_ROWS, LoadRow, queues
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.prediction import Prediction, Query
+from cdmpp.predict.prediction import Device, Prediction, Query
 from cdmpp.utils.files import parse_file, parse_json, parse_number, parse_table
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -108,8 +108,8 @@ class Calibration:
 
 
 def calibrate(
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
-    device: DeviceSpec | Mapping[str, Any] | str,
+    config: ConfigLike,
+    device: Device,
     measurements: Iterable[Mapping[str, Any]] | str | PathLike[str],
     engine: Engine = defaults.ENGINE,
     predictor: Predictor | None = None,
@@ -129,8 +129,8 @@ def calibrate(
 
 
 def fit_engine(
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
-    device: DeviceSpec | Mapping[str, Any] | str,
+    config: ConfigLike,
+    device: Device,
     measurements: Iterable[Mapping[str, Any]] | str | PathLike[str],
     engine: Engine = defaults.ENGINE,
     predictor: Predictor | None = None,
@@ -306,9 +306,9 @@ class CalibrationPlan:
 
     def __init__(
         self,
-        config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
+        config: ConfigLike,
         resolve: Callable[[Any], DeviceSpec],
-        device: DeviceSpec | Mapping[str, Any] | str,
+        device: Device,
         measurements: Iterable[Mapping[str, Any]],
         profile: EngineProfile,
         max_queries: float = math.inf,
@@ -439,8 +439,8 @@ class MeasuredBuilder:
 
 def _plan(
     row: Mapping[str, Any],
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
-    device: DeviceSpec | Mapping[str, Any] | str,
+    config: ConfigLike,
+    device: Device,
     profile: EngineProfile,
     resolve: Callable[[Any], DeviceSpec],
     most_work: float,

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
-from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.llm import defaults
-from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.config import ConfigLike
 from cdmpp.llm.estimate_plan import resolved, resolved_device
 from cdmpp.llm.serving.simulate import ServingPlan, ServingResult, resolved_pool, simulate
 from cdmpp.predict.interface import Predictor
+from cdmpp.predict.prediction import Device
 from cdmpp.predict.rendering import Rendered, Table, percent
 from cdmpp.predict.requests.plot import colours_of, draw_legend, new_figure
 from cdmpp.utils.units import format_latency
@@ -75,8 +74,8 @@ def goodput_table(limits: Mapping[str, Goodput]) -> Table:
 
 
 def goodput(
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
-    device: DeviceSpec | Mapping[str, Any] | str,
+    config: ConfigLike,
+    device: Device,
     *,
     ttft_s: float | None = None,
     tpot_s: float | None = None,
@@ -139,10 +138,7 @@ def share_met(result: ServingResult, ttft_s: float | None, tpot_s: float | None)
 
 
 def load_curve(
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
-    device: DeviceSpec | Mapping[str, Any] | str,
-    concurrency: Sequence[int],
-    **options: Any,
+    config: ConfigLike, device: Device, concurrency: Sequence[int], **options: Any
 ) -> Iterator[ServingResult]:
     """Simulations with several numbers of requests in flight; ``options`` are those of :func:`cdmpp.llm.simulate`.
 

@@ -10,7 +10,6 @@ from copy import copy
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
-from os import PathLike
 from typing import Any, Unpack
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from cdmpp.devices.paths import with_network
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.config import ConfigLike, LLMConfig
 from cdmpp.llm.engines.profile import Engine, EngineProfile, load_engine
 from cdmpp.llm.estimate_plan import resolved, resolved_device, tokens_per_step
 from cdmpp.llm.layout import Layout, Types
@@ -47,7 +46,7 @@ from cdmpp.llm.serving.loop import (
 from cdmpp.llm.serving.step_costs import StepCosts, StepTables
 from cdmpp.model.domain.score import TotalDomain
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.prediction import Device, Prediction
 from cdmpp.predict.rendering import Rendered, Table, interval_text, percent
 from cdmpp.programs.collectives import link_remarks
 from cdmpp.utils.units import format_latency
@@ -560,8 +559,8 @@ def _request(row: Sequence[float], index: int) -> tuple[float, int, int]:
 
 @with_options(ServingOptions)
 def simulate(
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
-    device: DeviceSpec | Mapping[str, Any] | str,
+    config: ConfigLike,
+    device: Device,
     *,
     engine: Engine | None = None,
     network: float | str | None = None,

@@ -18,13 +18,6 @@ from cdmpp.utils.units import format_latency, format_si
 SHOWN_PARTS = 8
 
 
-#: Attributes of a step that its JSON has under the same names, behind those of the layout.
-FIGURES = (
-    "dtype products network_bytes_per_s step_s lower_s upper_s tokens_per_s_per_gpu model_flops_utilization "
-    "memory_bytes breakdown domain domain_shares domain_reason"
-).split()
-
-
 @dataclass(frozen=True)
 class TrainingStep(Rendered):
     """Duration, memory and breakdown of a training step.
@@ -105,7 +98,19 @@ class TrainingStep(Rendered):
             "dp": self.layout.dp,
             "micro_batches": self.layout.micro_batches,
             "layers": list(self.layers),
-            **{name: getattr(self, name) for name in FIGURES},
+            "dtype": self.dtype,
+            "products": self.products,
+            "network_bytes_per_s": self.network_bytes_per_s,
+            "step_s": self.step_s,
+            "lower_s": self.lower_s,
+            "upper_s": self.upper_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
+            "model_flops_utilization": self.model_flops_utilization,
+            "memory_bytes": self.memory_bytes,
+            "breakdown": self.breakdown,
+            "domain": self.domain,
+            "domain_shares": self.domain_shares,
+            "domain_reason": self.domain_reason,
             "remarks": list(self.remarks),
         }
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from os import PathLike
 from typing import Any, Generic, TypeVar
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.llm import defaults
-from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.config import ConfigLike, LLMConfig
 from cdmpp.llm.engines.profile import Engine, EngineProfile, load_training_engine
 from cdmpp.llm.estimate_plan import resolved
 from cdmpp.llm.options import MAX_GLOBAL_BATCH, Overlap, Sharding, check_whole
@@ -21,7 +20,7 @@ from cdmpp.llm.training.memory import training_memory
 from cdmpp.llm.training.result import LayoutSearch, TrainingStep
 from cdmpp.llm.training.step import TrainingPlan
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.prediction import Prediction, Query
+from cdmpp.predict.prediction import Device, Prediction, Query
 
 #: Layouts that are priced.
 MAX_PRICED = 1000
@@ -115,8 +114,8 @@ def layout_plans(
 
 
 def search_layouts(
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
-    device: DeviceSpec | Mapping[str, Any] | str,
+    config: ConfigLike,
+    device: Device,
     *,
     gpus: int,
     global_batch: int,

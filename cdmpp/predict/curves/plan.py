@@ -44,15 +44,15 @@ class CurvePlan:
         programs: Programs,
         axes: Axes,
         devices: Sequence[Device],
-        *,
         backend: Backend | None = None,
         protocol: Protocol = DEFAULT_PROTOCOL,
         framework: str | None = None,
         quantiles: Sequence[float] = DEFAULT_QUANTILES,
         monotone: Sequence[str] | None = None,
+        implementation: str | None = None,
+        *,
         find: Callable[[str], DeviceSpec] | None = None,
         max_predictions: int = MAX_POINTS,
-        implementation: str | None = None,
     ) -> None:
         self.levels = check_quantiles(quantiles)
         check_settings(protocol, framework, implementation)
@@ -221,15 +221,6 @@ def predict_curve(
     --------
     >>> predict_curve(predictor, "linear:n=4096,k=1024", {"m": [1, 2, 4, 8]}, ["t4"])      # doctest: +SKIP
     """
-    plan = CurvePlan(
-        programs,
-        axes,
-        devices,
-        backend=backend,
-        protocol=protocol,
-        framework=framework,
-        quantiles=quantiles,
-        monotone=monotone,
-        implementation=implementation,
-    )
+    settings = (backend, protocol, framework, quantiles, monotone, implementation)
+    plan = CurvePlan(programs, axes, devices, *settings)
     return plan.curve(predictor.model_id, predictor.predict_queries(plan.queries, plan.levels))
