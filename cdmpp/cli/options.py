@@ -17,19 +17,6 @@ Command = TypeVar("Command", bound=Callable[..., None])
 T = TypeVar("T")
 
 
-def with_options(options: Mapping[str, RequestOption]) -> Callable[[Command], Command]:
-    """Replace the parameter ``**options`` of a command by one parameter for each option, behind the required ones."""
-    made = [_parameter(name, option) for name, option in options.items()]
-
-    def replaced(command: Command) -> Command:
-        stated = _stated(command)
-        # Help has this order.
-        first = [p for p in stated if p.default is p.empty]
-        return _with_parameters(command, [*first, *made, *(p for p in stated if p.default is not p.empty)])
-
-    return replaced
-
-
 def option(default: T, help: str, *flags: str, **settings: Any) -> T:
     """A field of a data class of options; ``settings`` are those of :func:`typer.Option`."""
     field: Any = dataclasses.field(default=default, metadata={"option": typer.Option(*flags, help=help, **settings)})

@@ -333,14 +333,9 @@ async def _write(state: Any, observations: list[Observation], deadline: Deadline
 
 
 def _device_error(summary: Summary, jobs: Mapping[tuple[str, str, str], str]) -> DeviceError:
-    return DeviceError(
-        device=summary.device,
-        device_digest=summary.device_digest,
-        model_id=summary.model_id,
-        last_at=summary.last_at,
-        proposal=jobs.get((summary.device, summary.device_digest, summary.model_id)),
-        **asdict(summary.figures),
-    )
+    key = (summary.device, summary.device_digest, summary.model_id)
+    fields = {"device": key[0], "device_digest": key[1], "model_id": key[2], "last_at": summary.last_at}
+    return DeviceError(**fields, proposal=jobs.get(key), **asdict(summary.figures))
 
 
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
