@@ -571,57 +571,20 @@ def simulate(
 ) -> ServingResult:
     """Serve requests in a simulation of an engine, over predicted steps.
 
-    Give one of ``requests``, ``concurrency`` and ``rate``.
+    Give one of ``requests``, ``concurrency`` and ``rate``. Options that :func:`cdmpp.llm.estimate` has, too, are as
+    there. ``requests``: arrival in seconds, tokens of the prompt and of the answer of each. ``concurrency``: requests
+    in flight; a client sends the next one when one ends. ``rate``: requests per second, with Poisson arrivals.
+    ``input``, ``output``, ``count``: tokens of each prompt and answer, and number of requests; by default eight for
+    each client, at least 32; 1,000 for a rate. ``warmup``: requests at the beginning that means, percentiles and goals
+    leave out; by default ``concurrency``, whose requests begin together as no later ones do (none where there are no
+    more requests than that), else 0. ``seed``: of arrivals and lengths. ``spread``: lengths are evenly distributed
+    within this share around ``input`` and ``output``; by default 0.05 for ``concurrency`` where prompts and decoding
+    share steps, else 0. Requests of equal length that begin together would stay together there; small differences part
+    them on real servers. Where prompts run alone they stay. ``prefix_hit``: share of each prompt that is in the cache
+    already. ``prefill_pool``: devices that compute the prompts, while those of the layout decode: ``tp``, ``pp``,
+    ``ep``, ``dp``, ``device`` (default: the same) and ``bytes_per_s`` (default: 50e9, assumed), at which each device
+    sends its part of the cache. ``predictor`` None: the shipped model, loaded once.
 
-    Parameters
-    ----------
-    config, device, engine, tp, pp, ep, dp, dtype, weights, kv_dtype, framework, cuda_graph :
-        As of :func:`cdmpp.llm.estimate`.
-    requests : sequence of (arrival_s, input, output), optional
-        Arrival in seconds, tokens of the prompt and of the answer.
-    concurrency : int, optional
-        Requests in flight: a client sends the next one when one ends.
-    rate : float, optional
-        Requests per second, with Poisson arrivals.
-    input, output, count : int
-        Tokens of each prompt and answer, and number of requests. Default of ``count``: eight for each client, at least
-        32; 1,000 for a rate.
-    warmup : int, optional
-        Requests at the beginning that means, percentiles and goals leave out. Default: ``concurrency``, whose requests
-        begin together as no later ones do (none where there are no more requests than that), else 0.
-    seed : int
-        Of arrivals and lengths.
-    spread : float, optional
-        Lengths are evenly distributed within this share around ``input`` and ``output``. Default: 0.05 for
-        ``concurrency`` where prompts and decoding share steps, else 0. Requests of equal length that begin together
-        would stay together there; small differences part them on real servers. Where prompts run alone they stay.
-    prefix_hit : float
-        Share of each prompt that is in the cache already.
-    mtp, acceptance, network :
-        As of :func:`cdmpp.llm.estimate`: tokens that a decode step drafts, the share that is right, and the network
-        between nodes.
-    prefill_pool : mapping, optional
-        Devices that compute the prompts, while those of the layout above decode: ``tp``, ``pp``, ``ep``, ``dp``,
-        ``device`` (default: the same) and ``bytes_per_s`` (default: 50e9, assumed), at which each device sends its part
-        of the cache.
-    predictor : Predictor, optional
-        Default: the shipped model, loaded once.
-
-    Returns
-    -------
-    ServingResult
-
-    Raises
-    ------
-    DataError, UnknownDeviceError
-        A file cannot be read, or the device is not known.
-    FieldError
-        A value is wrong, or not exactly one of the three kinds of arrivals is given.
-    InfeasibleError
-        The weights, or the longest request, do not fit.
-
-    Notes
-    -----
     Sequences that decode come first in a step; prompts fill the rest of the token budget in order of arrival (SGLang:
     prompts run alone, before the others decode). A request is admitted where its prompt fits into the cache beside a
     tenth of what the others will still make; where the cache is full, the sequence that came last is computed again
@@ -629,8 +592,10 @@ def simulate(
     many batches are in flight. With ``prefill_pool`` the first token comes from there, and the cache is sent whole
     behind it, before the second token.
 
-    Examples
-    --------
+    Raises DataError, UnknownDeviceError: a file cannot be read, or the device is not known; FieldError: a value is
+    wrong, or not exactly one of the three kinds of arrivals is given; InfeasibleError: the weights, or the longest
+    request, do not fit.
+
     >>> simulate("examples/llm/llama-3.1-8b.json", "h100-sxm", concurrency=64).percentile("tpot_s", 50)
     ... # doctest: +SKIP
     0.0149

@@ -120,14 +120,9 @@ def _read(body: bytes, max_records: int) -> bytes:
 
 
 def _adapt(base: LatencyPredictor, request: Mapping[str, Any]) -> WorkerReply:
-    device = request["device"]
-    adapted = base.adapt(
-        measurements(request["records"]),
-        resolve_device(device, base.artifact.device),
-        k=request["k"],
-        sampler=request["sampler"],
-        seed=request["seed"],
-    )
+    device = resolve_device(request["device"], base.artifact.device)
+    options = {name: request[name] for name in ("k", "sampler", "seed")}
+    adapted = base.adapt(measurements(request["records"]), device, **options)
     return pack(adapted.adaptation or {}, adapted)
 
 
