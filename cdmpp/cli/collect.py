@@ -104,7 +104,9 @@ def collect(
 
     wanted = [*(given.network or ()), *(sources or ())]
     if given.network == ["help"]:
-        _print_networks()
+        from cdmpp.programs.zoo import network_names
+
+        print("\n".join(network_names()))
         return
     if not wanted and given.standalone:
         from cdmpp.data.measure.kit.content import NETWORKS
@@ -312,13 +314,6 @@ def _standalone(job: _Job, limits: Limits) -> None:
         + (f"; {failed:,} programs could not be built" if failed else "")
         + f"; try it here: cd {out} && python run.py part-*.zip --dry-run --out dry"
     )
-
-
-def _print_networks() -> None:
-    from cdmpp.programs.zoo import network_names
-
-    for name in network_names():
-        print(name)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Annotated, Any, Literal, Self, cast
@@ -135,28 +135,6 @@ class MemoryRow(Row):
         return cls(limit=parts.pop("device"), **parts)
 
 
-def training_plan(
-    config: Mapping[str, Any], device: DeviceSpec, form: TrainForm, batch: int, *, layout: Mapping[str, Any]
-) -> TrainingPlan:
-    """The plan of a step or pass over ``batch`` sequences.
-
-    A batch that the copies do not divide is that of the next larger one, as a framework pads it. ``layout``: ``tp``,
-    ``pp``, ``ep``, ``dp``, ``sequence``, ``dtype`` and ``engine``. Raises FieldError.
-    """
-    engine = load_training_engine(layout["engine"] or "megatron", files=False)
-    whole = form.passes == "step"
-    micro = form.micro_batch if whole else batch
-    step_batch = micro * layout["dp"]
-    options = {name: layout[name] for name in ("tp", "pp", "ep", "sequence", "dtype")}
-    options |= form.model_dump(exclude={"passes"}) | {
-        "gpus": layout["tp"] * layout["pp"] * form.cp * layout["dp"],
-        "micro_batch": micro,
-        "global_batch": -(-batch // step_batch) * step_batch if whole else step_batch,
-    }
-    # The planner compares memory with its devices.
-    return TrainingPlan.of(read_config(config), device, engine, options, check_memory=False)
-
-
 def training_requests(queries: Iterable[Query], path: str, device: DeviceForm) -> list[PriceRequest]:
     """Programs of queries of a training plan."""
     requests = []
@@ -237,11 +215,20 @@ class LanguageModelForm(Closed):
         return self
 
     def training_plan(self, batch: int, path: str, device: DeviceForm | None) -> TrainingPlan:
-        """The training step, or pass of a layer, over ``batch`` sequences; FieldError where there is none."""
-        names = ("tp", "pp", "ep", "dtype", "engine")
-        layout = {name: getattr(self, name) for name in names} | {"sequence": self.input, "dp": self.dp or 1}
+        """The training step, or pass of a layer, over ``batch`` sequences; FieldError where there is none.
+
+        A batch that the copies do not divide is that of the next larger one, as a framework pads it.
+        """
+        form, dp, whole = self.train, self.dp or 1, self.train.passes == "step"
+        micro = form.micro_batch if whole else batch
+        options = {name: getattr(self, name) for name in ("tp", "pp", "ep", "dtype")} | {"sequence": self.input}
+        options |= form.model_dump(exclude={"passes"}) | {"gpus": self.tp * self.pp * form.cp * dp}
+        options |= {"micro_batch": micro, "global_batch": micro * dp * (-(-batch // (micro * dp)) if whole else 1)}
         try:
-            return training_plan(self.config, known_device(self.device or device), self.train, batch, layout=layout)
+            spec, engine = known_device(self.device or device), self.engine or "megatron"
+            profile = load_training_engine(engine, files=False)
+            # The planner compares memory with its devices.
+            return TrainingPlan.of(read_config(self.config), spec, profile, options, check_memory=False)
         except FieldError as error:
             raise FieldError(f"{path}.{error.message}", path=f"{path}.{error.path}", hint=error.hint) from None
 

@@ -60,15 +60,10 @@ def goodput_table(limits: Mapping[str, Goodput]) -> Table:
     first = next(iter(limits.values()))
     goals = {"first token": first.ttft_s, "between tokens": first.tpot_s}
     wanted = " and ".join(f"{name} within {format_latency(goal)}" for name, goal in goals.items() if goal is not None)
-    rows = [
-        (
-            name,
-            f"{limit.requests_per_s:.3g}",
-            f"{limit.saturation_requests_per_s:.3g}",
-            "-" if limit.result is None else f"{limit.result.throughput_tokens_per_s:,.0f}",
-        )
-        for name, limit in limits.items()
-    ]
+    rows = []
+    for name, limit in limits.items():
+        tokens = "-" if limit.result is None else f"{limit.result.throughput_tokens_per_s:,.0f}"
+        rows.append((name, f"{limit.requests_per_s:.3g}", f"{limit.saturation_requests_per_s:.3g}", tokens))
     title = f"goodput: largest rate at which {percent(first.share)} of the requests keep {wanted}"
     return Table(("device", "goodput, requests/s", "saturation, requests/s", "tokens/s"), rows, (1, 2, 3), title)
 
