@@ -145,14 +145,13 @@ def _total(device: _CurveDevice, point: _Programs, predictions: Iterator[Predict
     error = next((prediction.error for prediction, _ in counted if prediction.error is not None), None)
     if error is not None:
         return CurvePoint(device.name, {}, error=error)
-
     total = PredictionTotal.of(counted)
     return CurvePoint(
         counted[0][0].device,
         {},
-        latency_s=total.latency_s,
-        lower_s=total.lower_s,
-        upper_s=total.upper_s,
+        total.latency_s,
+        total.lower_s,
+        total.upper_s,
         domain=total.domain,
         domain_score=max(p.domain_score for p, _ in counted if p.domain_score is not None),
         roofline_s=float(sum(count * (p.roofline_s or 0.0) for p, count in counted)),

@@ -125,10 +125,8 @@ def _encode(fields: dict[str, Any], records: list[dict[str, Any]], forms: Sequen
 
 def _keep(reply: tuple[dict[str, Any], dict[str, Any], bytes], base: LatencyPredictor, models: Models) -> bytes:
     report, manifest, payload = reply
-    predictor = LatencyPredictor(
-        on_base(without_adapter(base.artifact), payload, manifest, Path(ADAPTER)), cache=base.cache
-    )
-    models.add(predictor, sender_id())
+    adapted = on_base(without_adapter(base.artifact), payload, manifest, Path(ADAPTER))
+    models.add(LatencyPredictor(adapted, cache=base.cache), sender_id())
     return json.dumps({"adapted_model": report.pop("model_id"), **report}, separators=(",", ":")).encode()
 
 

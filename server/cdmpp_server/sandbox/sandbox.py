@@ -219,12 +219,6 @@ def _unreadable(reason: str) -> InvalidProgramError:
 @asynccontextmanager
 async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Hold a sandbox; its workers start when they are first needed."""
-    sandbox = Sandbox(
-        workers=settings.sandbox_workers,
-        memory_bytes=settings.sandbox_memory_bytes,
-        timeout_s=settings.sandbox_timeout_s,
-        max_queued=settings.max_queued,
-    )
-    async with sandbox:
-        app.state.sandbox = sandbox
+    of_worker = (settings.sandbox_memory_bytes, settings.sandbox_timeout_s)
+    async with Sandbox(settings.sandbox_workers, *of_worker, settings.max_queued) as app.state.sandbox:
         yield
