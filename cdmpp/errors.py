@@ -128,6 +128,11 @@ class FieldError(CdmppError, ValueError):
         """The error of one field: its message is ``path: problem``."""
         return cls(f"{path}: {problem}", hint=hint, path=path)
 
+    @classmethod
+    def not_allowed(cls, path: str, value: object, *, hint: str) -> Self:
+        """The error of a value; ``hint`` says which are allowed."""
+        return cls.at(path, f"{str(value)[:80]!r} is not allowed", hint=hint)
+
 
 class InfeasibleError(FieldError):
     """No plan meets the limits of the request; the message gives the smallest limit that one would meet."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from cdmpp.cli.options import option, with_fields
 from cdmpp.cli.output import (
     ERROR_HEADER,
     JsonOption,
@@ -31,48 +33,43 @@ if TYPE_CHECKING:
 Sampler = Literal["kmeans", "random", "variance"]
 
 
+@dataclass(frozen=True)
+class AdaptOptions:
+    """Options of records and of the adaptation."""
+
+    records: Path | None = option(
+        None,
+        "Measurements: project records, a folder of cdmpp collect or measure, a public operator "
+        "table, or a CSV with the columns program and latency_us (or latency_ms, latency_s).",
+        metavar="FILE|DIR",
+    )
+    observations: str | None = option(
+        None,
+        "Instead of --records: the measurements that this service has collected (POST /observe) of --device, "
+        "since the last change of the device.",
+        metavar="URL",
+    )
+    last: int = option(1000, "Read so many of the newest --observations.", min=1)
+    api_key: str | None = option(None, "Key of the service.", metavar="KEY", envvar="CDMPP_API_KEY")
+    device: str | None = option(
+        None,
+        "A known device, a .toml/.json specification, or native: this CPU. Default: the device named in the records.",
+        metavar="NAME|FILE",
+    )
+    k: int | None = option(
+        None,
+        "Use so many records, chosen without their latencies, and report the error on the others. Default: use all.",
+        min=1,
+    )
+    sampler: Sampler = option("variance", "How the k records are chosen.")
+    seed: int = option(0, "Seed of the choice.", min=0)
+    model: ModelOption = None
+    json: JsonOption = False
+
+
+@with_fields(AdaptOptions)
 def adapt(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the adapted model.")],
-    records: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE|DIR",
-            help="Measurements: project records, a folder of cdmpp collect or measure, a public operator "
-            "table, or a CSV with the columns program and latency_us (or latency_ms, latency_s).",
-        ),
-    ] = None,
-    observations: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Instead of --records: the measurements that this service has collected (POST /observe) of --device, "
-            "since the last change of the device.",
-        ),
-    ] = None,
-    last: Annotated[int, typer.Option(min=1, help="Read so many of the newest --observations.")] = 1000,
-    api_key: Annotated[
-        str | None, typer.Option(metavar="KEY", envvar="CDMPP_API_KEY", help="Key of the service.")
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="A known device, a .toml/.json specification, or native: this CPU. Default: the device named "
-            "in the records.",
-        ),
-    ] = None,
-    k: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Use so many records, chosen without their latencies, and report the error on the others. "
-            "Default: use all.",
-        ),
-    ] = None,
-    sampler: Annotated[Sampler, typer.Option(help="How the k records are chosen.")] = "variance",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the choice.")] = 0,
-    model: ModelOption = None,
-    json: JsonOption = False,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the adapted model.")], **options: Any
 ) -> None:
     """Adapt a model to a device by measurements of it.
 
@@ -80,21 +77,22 @@ def adapt(
     devices do not change. Prints the errors on held-out measurements before and after. The correction is shrunk
     until it reduces that error. If no part of it does, the model's predictions are kept, with a warning.
     """
+    given = AdaptOptions(**options)
     from cdmpp.model.artifact.folder import default_model
     from cdmpp.model.artifact.load import check_target, load_artifact, save_adapted, save_corrected
     from cdmpp.train.adaptation.adapt import adapt as adapt_model
     from cdmpp.train.adaptation.records import device_records
 
-    if (records is None) == (observations is None):
+    if (given.records is None) == (given.observations is None):
         raise typer.BadParameter("give one of --records and --observations")
-    artifact = load_artifact(model or default_model())
+    artifact = load_artifact(given.model or default_model())
     check_target(out, artifact)
     collected: dict[str, Any] | None = None
-    if observations is None:
-        assert records is not None
-        rows = _records(records, device, artifact)
+    if given.observations is None:
+        assert given.records is not None
+        rows = _records(given.records, given.device, artifact)
     else:
-        spec, observed = _observed(observations, api_key, device, last, artifact)
+        spec, observed = _observed(given.observations, given, artifact)
         rows = device_records(observed.records, spec, artifact)
         collected = {
             "read": observed.count,
@@ -103,13 +101,13 @@ def adapt(
             "since": observed.since,
         }
     with steps("records", len(rows.usable)) as done:
-        made = adapt_model(artifact, rows, k=k, sampler=sampler, seed=seed, progress=done)
+        made = adapt_model(artifact, rows, k=given.k, sampler=given.sampler, seed=given.seed, progress=done)
     if "collectives" in made.artifact.manifest:
         save_corrected(out, made.artifact)
     else:
         save_adapted(out, made.artifact)
     result = made.report if collected is None else {**made.report, "observations": collected}
-    if json:
+    if given.json:
         print_json(result)
     else:
         _print(result, out)
@@ -117,18 +115,16 @@ def adapt(
         print(f"warning: {entry['code']}: {entry['message']}", file=sys.stderr)
 
 
-def _observed(
-    url: str, api_key: str | None, device: str | None, last: int, artifact: Artifact
-) -> tuple[DeviceSpec, ObservedRecords]:
+def _observed(url: str, given: AdaptOptions, artifact: Artifact) -> tuple[DeviceSpec, ObservedRecords]:
     """The device, and what the service has collected of it."""
     from cdmpp.client import PredictorClient
     from cdmpp.train.adaptation.observed import observed_records
 
-    if device is None:
+    if given.device is None:
         raise typer.BadParameter("--observations needs --device")
-    spec = device_of(artifact, device)
-    with PredictorClient(url, api_key=api_key) as client:
-        rows = client.observations(spec.name, digest=spec.digest(), most=last)
+    spec = device_of(artifact, given.device)
+    with PredictorClient(url, api_key=given.api_key) as client:
+        rows = client.observations(spec.name, digest=spec.digest(), most=given.last)
     return spec, observed_records(rows)
 
 

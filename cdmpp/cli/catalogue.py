@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdmpp.cli.output import JsonOption, ModelOption, percent, print_json, print_table
+from cdmpp.cli.output import JsonOption, ModelOption, percent, print_json
 from cdmpp.errors import InvalidProgramError
+from cdmpp.predict.rendering import Table
 from cdmpp.utils.units import format_latency, format_si
 
 if TYPE_CHECKING:
@@ -56,36 +58,20 @@ def devices(
     def shown(value: float | None, unit: str) -> str:
         return "-" if value is None else format_si(value, unit)
 
-    header = (
-        "name",
-        "vendor",
-        "architecture",
-        "units",
-        "fp32",
-        "fp16 matrix",
-        "fp8 matrix",
-        "memory",
-        "bandwidth",
-        "link",
-        "status",
-    )
-    rows = [
-        (
-            spec.name,
-            spec.vendor,
-            spec.arch,
-            str(spec.compute_units),
-            shown(spec.peak_flops_fp32, "flop/s"),
-            shown(spec.peak_flops_fp16_matrix, "flop/s"),
-            shown(spec.peak_flops_fp8_matrix, "flop/s"),
-            shown(spec.memory_bytes, "B"),
-            shown(spec.mem_bandwidth_bytes_per_s, "B/s"),
-            spec.link or "-",
-            spec.status,
-        )
-        for spec in specs
-    ]
-    print_table(header, rows, right=(3, 4, 5, 6, 7, 8))
+    columns: dict[str, Callable[[DeviceSpec], str]] = {
+        "name": lambda spec: spec.name,
+        "vendor": lambda spec: spec.vendor,
+        "architecture": lambda spec: spec.arch,
+        "units": lambda spec: str(spec.compute_units),
+        "fp32": lambda spec: shown(spec.peak_flops_fp32, "flop/s"),
+        "fp16 matrix": lambda spec: shown(spec.peak_flops_fp16_matrix, "flop/s"),
+        "fp8 matrix": lambda spec: shown(spec.peak_flops_fp8_matrix, "flop/s"),
+        "memory": lambda spec: shown(spec.memory_bytes, "B"),
+        "bandwidth": lambda spec: shown(spec.mem_bandwidth_bytes_per_s, "B/s"),
+        "link": lambda spec: spec.link or "-",
+        "status": lambda spec: spec.status,
+    }
+    print(Table.of(specs, columns, right=(3, 4, 5, 6, 7, 8)))
 
 
 def _print_sustained(devices: Sequence[DeviceSpec], model: Path | None, json: bool) -> None:
@@ -96,21 +82,17 @@ def _print_sustained(devices: Sequence[DeviceSpec], model: Path | None, json: bo
     if json:
         print_json({"sustained": rows})
         return
-    print_table(
-        ("device", "kernel", "type", "latency", "sustained", "interval", "domain", "why"),
-        [
-            (
-                *(row[name] for name in ("device", "kernel", "dtype")),
-                format_latency(row["latency_s"]),
-                percent(row["share"]),
-                f"{percent(row['lower_share'])} - {percent(row['upper_share'])}",
-                row["domain"],
-                row["domain_reason"] or "-",
-            )
-            for row in rows
-        ],
-        right=(3, 4, 5),
-    )
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "device": itemgetter("device"),
+        "kernel": itemgetter("kernel"),
+        "type": itemgetter("dtype"),
+        "latency": lambda row: format_latency(row["latency_s"]),
+        "sustained": lambda row: percent(row["share"]),
+        "interval": lambda row: f"{percent(row['lower_share'])} - {percent(row['upper_share'])}",
+        "domain": itemgetter("domain"),
+        "why": lambda row: row["domain_reason"] or "-",
+    }
+    print(Table.of(rows, columns, right=(3, 4, 5)))
     print("sustained: the seconds of the data sheet (operations at peak or bytes at full bandwidth) over the latency")
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cdmpp.cli.errors import FAILED, report
+from cdmpp.cli.options import option, with_fields
 from cdmpp.cli.output import DevicesOption, JsonOption, ModelOption, print_json, print_table
 from cdmpp.errors import DataError
 from cdmpp.predict.rendering import out_reasons
@@ -18,6 +20,23 @@ if TYPE_CHECKING:
     from cdmpp.predict.curves import Curve, Template
 
 
+@dataclass(frozen=True)
+class CurveOptions:
+    """Options of the predictions."""
+
+    monotone: list[str] | None = option(
+        None, "Axis along which latency cannot fall; repeatable. Default: every axis of numbers.", metavar="NAME"
+    )
+    protocol: Protocol = option(DEFAULT_PROTOCOL, "What the latency includes: device alone, in a graph, from the host.")
+    framework: Framework | None = option(None, "Software that launches the library kernels, if known.")
+    implementation: Implementation | None = option(None, "How the operators are executed, as in cdmpp predict.")
+    backend: Backend | None = option(None, "A vendor library's kernels (default), or TVM programs.")
+    quantile: list[float] | None = option(None, "Levels of the interval; repeatable. Default: 0.1 and 0.9.")
+    model: ModelOption = None
+    json: JsonOption = False
+
+
+@with_fields(CurveOptions)
 def curve(
     program: Annotated[
         list[str],
@@ -35,55 +54,34 @@ def curve(
         ),
     ],
     device: DevicesOption,
-    monotone: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Axis along which latency cannot fall; repeatable. Default: every axis of numbers."
-        ),
-    ] = None,
-    protocol: Annotated[
-        Protocol, typer.Option(help="What the latency includes: device alone, in a graph, from the host.")
-    ] = DEFAULT_PROTOCOL,
-    framework: Annotated[
-        Framework | None, typer.Option(help="Software that launches the library kernels, if known.")
-    ] = None,
-    implementation: Annotated[
-        Implementation | None, typer.Option(help="How the operators are executed, as in cdmpp predict.")
-    ] = None,
-    backend: Annotated[
-        Backend | None, typer.Option(help="A vendor library's kernels (default), or TVM programs.")
-    ] = None,
-    quantile: Annotated[
-        list[float] | None, typer.Option(help="Levels of the interval; repeatable. Default: 0.1 and 0.9.")
-    ] = None,
-    model: ModelOption = None,
-    json: JsonOption = False,
+    **options: Any,
 ) -> None:
     """Predict the latency of a template over sizes, with a monotone fit.
 
     An invalid device or size does not stop the others. The exit code is 1 if no point can be predicted.
     """
+    given = CurveOptions(**options)
     from cdmpp.devices import local_device
     from cdmpp.predict.curves import predict_curve
     from cdmpp.predict.predictor import DEFAULT_QUANTILES, LatencyPredictor
 
     devices = [local_device(d) for d in device]
     answer = predict_curve(
-        LatencyPredictor.load(model),
+        LatencyPredictor.load(given.model),
         [_template(text) for text in program],
         _axes(axis),
         devices,
-        backend=backend,
-        protocol=protocol,
-        framework=framework,
-        quantiles=quantile or DEFAULT_QUANTILES,
-        monotone=monotone,
-        implementation=implementation,
+        backend=given.backend,
+        protocol=given.protocol,
+        framework=given.framework,
+        quantiles=given.quantile or DEFAULT_QUANTILES,
+        monotone=given.monotone,
+        implementation=given.implementation,
     )
-    if json:
+    if given.json:
         print_json(answer.to_dict())
     else:
-        _print(answer, protocol)
+        _print(answer, given.protocol)
     for (message, hint), _ in itertools.groupby(
         sorted((p.error.message, p.error.hint) for p in answer.points if p.error is not None)
     ):

@@ -90,12 +90,7 @@ def import_file(
         register_workloads(workloads)
     spec = None if device is None else load_device(device)
     table = import_tables(files, out, share, device=spec, per_task=per_task, epilogue=epilogue)
-    summary = {"path": str(out), **summarise(table)}
-    if json:
-        print_json(summary)
-    else:
-        print(f"wrote {out}")
-        _print(summary)
+    _show(summarise(table), json, out)
 
 
 @data.command("info", epilog="example: cdmpp data info ops_neusight.parquet")
@@ -103,11 +98,7 @@ def info_of(file: FileArgument, json: JsonOption = False) -> None:
     """Summarise a table: rows, sources, devices and operators."""
     from cdmpp.data.summary import info
 
-    summary = info(file)
-    if json:
-        print_json(summary)
-    else:
-        _print(summary)
+    _show(info(file), json)
 
 
 @data.command("merge", epilog="example: cdmpp data merge data/my-cpu data/other-cpu --out data/both")
@@ -124,12 +115,7 @@ def merge_folders(
     from cdmpp.data.summary import info
 
     merge(folders, out)
-    summary = info(out)
-    if json:
-        print_json({"path": str(out), **summary})
-    else:
-        print(f"wrote {out}")
-        _print(summary)
+    _show(info(out), json, out)
 
 
 @data.command("split", epilog="example: cdmpp data split data/my-cpu --test-network bert-tiny")
@@ -162,6 +148,15 @@ def split_folder(
     for name, parts in splits.counts().items():
         unit = "programs" if name in splits.programs else "devices"
         print(f"{name}: " + ", ".join(f"{part} {n:,}" for part, n in parts.items() if n) + f" {unit}")
+
+
+def _show(summary: dict[str, Any], json: bool, out: Path | None = None) -> None:
+    """Print a summary, that of a table that was written with its path."""
+    if json:
+        return print_json(summary if out is None else {"path": str(out), **summary})
+    if out is not None:
+        print(f"wrote {out}")
+    _print(summary)
 
 
 def _print(summary: dict[str, Any]) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cdmpp.cli.errors import FAILED, report
-from cdmpp.cli.options import with_options
+from cdmpp.cli.options import option, taken, with_fields
 from cdmpp.cli.output import (
     DevicesOption,
     JsonOption,
@@ -30,7 +30,6 @@ from cdmpp.utils.units import format_latency
 
 if TYPE_CHECKING:
     from cdmpp.llm import Goodput, LLMConfig, LLMEstimate, ServingResult
-    from cdmpp.predict.predictor import LatencyPredictor
 
 MAX_TRACE_BYTES = 64 * 2**20
 GoalOption = Annotated[
@@ -43,7 +42,49 @@ _OUTPUT = replace(
 )
 
 
-@with_options(BATCH | SERVING | {"output": _OUTPUT})
+@dataclass(frozen=True)
+class LlmOptions:
+    """Options beside those of a batch and of simulated serving."""
+
+    family: str | None = option(
+        None,
+        "Read the configuration as this architecture, such as llama, in place of its model_type.",
+        "--as",
+        metavar="MODEL_TYPE",
+    )
+    requests: Path | None = option(
+        None, "Simulate serving these: columns arrival_s, input, output.", metavar="TRACE.csv"
+    )
+    prefill_pool: str | None = option(
+        None,
+        "Simulate serving with further devices that compute the prompts: tp, pp, ep, dp, device, bytes_per_s.",
+        metavar="tp=N,dp=N,...",
+    )
+    ttft_goal: GoalOption = None
+    tpot_goal: GoalOption = None
+    plot: Path | None = option(
+        None,
+        "Draw latency against throughput for 1, 2, 4, ... up to --concurrency requests (extra `plan`).",
+        metavar="PNG",
+    )
+    engine: str | None = option(
+        None,
+        "What the serving engine adds to its kernels: vllm (default), vllm-0.12, vllm-0.9, vllm-2024, "
+        "sglang, trtllm, trtllm-2024, kernels-only, or a file of cdmpp llm calibrate.",
+        metavar="NAME|FILE",
+    )
+    network: NetworkOption = None
+    parts: int | None = option(
+        None,
+        "Show the N most expensive parts of each device. Default: 8 for one device, else none.",
+        metavar="N",
+        min=0,
+    )
+    model: ModelOption = None
+    json: JsonOption = False
+
+
+@with_fields(LlmOptions, options=BATCH | SERVING | {"output": _OUTPUT})
 def llm(
     config: Annotated[
         Path,
@@ -54,52 +95,6 @@ def llm(
         ),
     ],
     device: DevicesOption,
-    family: Annotated[
-        str | None,
-        typer.Option(
-            "--as",
-            metavar="MODEL_TYPE",
-            help="Read the configuration as this architecture, such as llama, in place of its model_type.",
-        ),
-    ] = None,
-    requests: Annotated[
-        Path | None, typer.Option(metavar="TRACE.csv", help="Simulate serving these: columns arrival_s, input, output.")
-    ] = None,
-    prefill_pool: Annotated[
-        str | None,
-        typer.Option(
-            metavar="tp=N,dp=N,...",
-            help="Simulate serving with further devices that compute the prompts: tp, pp, ep, dp, device, bytes_per_s.",
-        ),
-    ] = None,
-    ttft_goal: GoalOption = None,
-    tpot_goal: GoalOption = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PNG",
-            help="Draw latency against throughput for 1, 2, 4, ... up to --concurrency requests (extra `plan`).",
-        ),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="What the serving engine adds to its kernels: vllm (default), vllm-0.12, vllm-0.9, vllm-2024, "
-            "sglang, trtllm, trtllm-2024, kernels-only, or a file of cdmpp llm calibrate.",
-        ),
-    ] = None,
-    network: NetworkOption = None,
-    parts: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Show the N most expensive parts of each device. Default: 8 for one device, else none.",
-        ),
-    ] = None,
-    model: ModelOption = None,
-    json: JsonOption = False,
     **options: Any,
 ) -> None:
     """Estimate latency, throughput and memory of a language model on devices.
@@ -109,33 +104,34 @@ def llm(
     device on which the model does not fit stops no others. The exit code is 1 if a device is unknown, or if nothing can
     be estimated. cdmpp llm calibrate fits an engine profile to your own server.
     """
+    given = taken(LlmOptions, options)
     from cdmpp.llm import estimate, read_config
     from cdmpp.llm.engines import load_engine
     from cdmpp.llm.estimate_result import SHOWN_PARTS, estimate_tables
     from cdmpp.predict.predictor import LatencyPredictor
 
-    dimensions = read_config(config, family=family)
-    profile = load_engine(engine, options["framework"])
-    predictor = LatencyPredictor.load(model)
+    dimensions = read_config(config, family=given.family)
+    profile = load_engine(given.engine, options["framework"])
+    predictor = LatencyPredictor.load(given.model)
     common: dict[str, Any] = {name: options[name] for name in MODEL if name != "framework"}
-    common |= {"engine": profile, "network": network, "predictor": predictor}
+    common |= {"engine": profile, "network": given.network, "predictor": predictor}
     goals: dict[str, Any] = {
-        name: goal for name, goal in (("ttft_s", ttft_goal), ("tpot_s", tpot_goal)) if goal is not None
+        name: goal for name, goal in (("ttft_s", given.ttft_goal), ("tpot_s", given.tpot_goal)) if goal is not None
     }
-    if plot is not None and options["concurrency"] is None:
+    if given.plot is not None and options["concurrency"] is None:
         raise DataError("--plot draws curves up to a concurrency", hint="add --concurrency 64")
     output = options["output"]
     load = {name: options[name] for name in ("concurrency", "rate") if options[name] is not None}
-    if requests is not None:
-        load["requests"] = _trace(requests)
+    if given.requests is not None:
+        load["requests"] = _trace(given.requests)
     of_batch = {name: options[name] for name in BATCH if name not in (*MODEL, "output")}
     of_load = {name: options[name] for name in SERVING if name not in (*MODEL, "concurrency", "rate", "output")}
-    if load or goals or prefill_pool is not None:
+    if load or goals or given.prefill_pool is not None:
         if options["batch"] != defaults.BATCH:
             raise DataError("--batch beside a load", hint="leave it out: the engine decides its batches")
         settings = common | of_load | {"output": defaults.SERVED_OUTPUT if output is None else output}
-        settings["prefill_pool"] = None if prefill_pool is None else _pool(prefill_pool)
-        _serve(dimensions, device, predictor, settings, load, goals, plot, json)
+        settings["prefill_pool"] = None if given.prefill_pool is None else _pool(given.prefill_pool)
+        _serve(dimensions, device, given, settings, load, goals)
         return
     if any(value != SERVING[name].default for name, value in of_load.items()):
         raise DataError(
@@ -152,11 +148,17 @@ def llm(
             results.append((name, error))
     estimates = [result for result in results if not isinstance(result, tuple)]
     errors = [result for result in results if isinstance(result, tuple)]
-    if json and (estimates or len(results) > 1):
+    if given.json and (estimates or len(results) > 1):
         values = [_json(result) for result in results]
         print_json(values[0] if len(values) == 1 else values)
     elif estimates:
-        print(render(estimate_tables(estimates, SHOWN_PARTS if parts is None and len(results) == 1 else parts or 0)))
+        print(
+            render(
+                estimate_tables(
+                    estimates, SHOWN_PARTS if given.parts is None and len(results) == 1 else given.parts or 0
+                )
+            )
+        )
     for fault in {fault.message: fault for _, fault in errors}.values():
         report(fault.message, fault.hint)
     if not estimates or any("device" in fault.code for _, fault in errors):
@@ -170,7 +172,16 @@ _OF_ROWS = {
 }
 
 
-@with_options(_OF_ROWS)
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """Options beside the settings of rows."""
+
+    engine: str = option(defaults.ENGINE, "Profile to start from.", metavar="NAME|FILE")
+    model: ModelOption = None
+    json: JsonOption = False
+
+
+@with_fields(CalibrateOptions, options=_OF_ROWS)
 def calibrate(
     measured: Annotated[
         Path,
@@ -184,16 +195,14 @@ def calibrate(
     config: Annotated[Path, typer.Option(metavar="CONFIG.json", help="The model's config.json.")],
     device: Annotated[list[str], typer.Option("--device", "-d", help="A known device, or a specification.")],
     out: Annotated[Path, typer.Option(metavar="FILE.toml", help="Profile to write.")],
-    engine: Annotated[str, typer.Option(metavar="NAME|FILE", help="Profile to start from.")] = defaults.ENGINE,
-    model: ModelOption = None,
-    json: JsonOption = False,
-    **settings: Any,
+    **options: Any,
 ) -> None:
     """Fit an engine profile to a few timings of your own server, for --engine of cdmpp llm.
 
     From two rows on; four bring most servers near 10 %. The kernels come from the model, so what is fitted is the
     engine: one factor on its kernels, and host time of a step, a sequence and tensor parallelism.
     """
+    given = taken(CalibrateOptions, options)
     from cdmpp.llm.read import read_config
     from cdmpp.llm.serving.calibrate import fit_engine, read_measurements
     from cdmpp.predict.predictor import LatencyPredictor
@@ -201,19 +210,19 @@ def calibrate(
     if out.suffix.lower() != ".toml":
         raise DataError(f"{out}: a profile is a .toml file", hint=f"--out {out.with_suffix('.toml')}")
     rows = [
-        {**row, **{name: value for name, value in settings.items() if row.get(name) in (None, "")}}
+        {**row, **{name: value for name, value in options.items() if row.get(name) in (None, "")}}
         for row in read_measurements(measured)
     ]
     dimensions = read_config(config)
-    predictor = LatencyPredictor.load(model)
-    result = fit_engine(dimensions, device_of(predictor.artifact, only_device(device)), rows, engine, predictor)
+    predictor = LatencyPredictor.load(given.model)
+    result = fit_engine(dimensions, device_of(predictor.artifact, only_device(device)), rows, given.engine, predictor)
     result.profile.write(out)
-    if json:
+    if given.json:
         print_json({**result.to_dict(), "out": str(out)})
         return
     host = result.profile.host
     print(
-        f"{result.rows} rows; mean error {percent(result.before)} with {engine}, {percent(result.after)} fitted"
+        f"{result.rows} rows; mean error {percent(result.before)} with {given.engine}, {percent(result.after)} fitted"
         + ("" if result.left_out is None else f", {percent(result.left_out)} on rows left out of the fit")
     )
     print(
@@ -259,12 +268,10 @@ def _pool(text: str) -> dict[str, Any]:
 def _serve(
     config: LLMConfig,
     devices: list[str],
-    predictor: LatencyPredictor,
+    given: LlmOptions,
     settings: dict[str, Any],
     load: dict[str, Any],
     goals: dict[str, Any],
-    plot: Path | None,
-    json: bool,
 ) -> None:
     """Simulate each device under the load, and find the largest rate that keeps the goals."""
     from cdmpp.llm import goodput, load_curve, simulate
@@ -272,8 +279,7 @@ def _serve(
     from cdmpp.llm.serving.simulate import serving_tables
     from cdmpp.predict.prediction import ErrorInfo
 
-    if plot is not None:
-        check_figure(plot)
+    check_figure(given.plot)
     results: list[ServingResult] = []
     limits: list[tuple[str, Goodput]] = []
     curves: dict[str, list[ServingResult]] = {}
@@ -282,13 +288,13 @@ def _serve(
     for name in dict.fromkeys(devices):
         value: dict[str, Any] = {"device": name}
         try:
-            device = device_of(predictor.artifact, name)
+            device = device_of(settings["predictor"].artifact, name)
             value["device"] = device.name
             if load:
                 result = simulate(config, device, **settings, **load)
                 results.append(result)
                 value = result.to_dict()
-            if plot is not None:
+            if given.plot is not None:
                 several = powers_to(load["concurrency"])[:-1]
                 curve = load_curve(config, device, several, **settings)
                 curves[device.name] = [*curve, results[-1]]
@@ -300,15 +306,15 @@ def _serve(
         except CdmppError as error:
             unknown = unknown or "device" in error.code
             value["error"] = asdict(ErrorInfo.of(error))
-            if not json or len(devices) == 1:
+            if not given.json or len(devices) == 1:
                 report(error.message, error.hint)
         values.append(value)
     answered = bool(results or limits)
-    if plot is not None and curves:
+    if given.plot is not None and curves:
         from cdmpp.llm.serving.load import draw_load
 
-        save_figure(draw_load(curves, goals), plot)
-    if json and (answered or len(values) > 1):
+        save_figure(draw_load(curves, goals), given.plot)
+    if given.json and (answered or len(values) > 1):
         print_json(values[0] if len(values) == 1 else values)
     elif answered:
         tables = serving_tables(results) if results else []

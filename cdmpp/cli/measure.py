@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from cdmpp.cli.collect import print_summary, progress_bars, resumable
+from cdmpp.cli.options import option, with_fields
 from cdmpp.cli.output import JsonOption, print_json
 from cdmpp.cli.progress import steps
 
 
+@dataclass(frozen=True)
+class MeasureOptions:
+    """Options of jobs, of selections and of results."""
+
+    out: Path | None = option(
+        None,
+        "Folder to fill; of a selection also a .parquet file, by default records.parquet in it.",
+        metavar="DIR|FILE",
+    )
+    on: str | None = option(
+        None, "Of a selection: where PyTorch runs it.", metavar="cpu|cuda[:N]", show_default="by the device's kind"
+    )
+    threads: int | None = option(None, "Threads. Default: as built.", min=1)
+    device: str | None = option(None, "The device. Default: as built.", metavar="NAME|FILE")
+    import_job: Path | None = option(
+        None,
+        "Write the records of result files (part-NNN.npz) that run.py of this job made.",
+        "--import",
+        metavar="JOB",
+    )
+    drop_impossible: bool = option(
+        False, "With --import: times faster than the device's peak become failed records.", "--drop-impossible"
+    )
+    json: JsonOption = False
+
+
+@with_fields(MeasureOptions)
 def measure(
     inputs: Annotated[
         list[Path] | None,
@@ -21,36 +50,7 @@ def measure(
             help="Folder that `cdmpp collect --build-only` or `cdmpp select` wrote; with --import result files.",
         ),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR|FILE",
-            help="Folder to fill; of a selection also a .parquet file, by default records.parquet in it.",
-        ),
-    ] = None,
-    on: Annotated[
-        str | None,
-        typer.Option(
-            metavar="cpu|cuda[:N]", help="Of a selection: where PyTorch runs it.", show_default="by the device's kind"
-        ),
-    ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads. Default: as built.")] = None,
-    device: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="The device. Default: as built.")] = None,
-    import_job: Annotated[
-        Path | None,
-        typer.Option(
-            "--import",
-            metavar="JOB",
-            help="Write the records of result files (part-NNN.npz) that run.py of this job made.",
-        ),
-    ] = None,
-    drop_impossible: Annotated[
-        bool,
-        typer.Option(
-            "--drop-impossible", help="With --import: times faster than the device's peak become failed records."
-        ),
-    ] = False,
-    json: JsonOption = False,
+    **options: Any,
 ) -> None:
     """Time the programs of a job, or of a selection, on this machine.
 
@@ -62,77 +62,59 @@ def measure(
     `cdmpp measure --import JOB DIR/*.npz --out DIR` turns the results of a borrowed GPU
     (`cdmpp collect --build-only --standalone`) into a data set.
     """
+    given = MeasureOptions(**options)
     from cdmpp.data.measure.todo import is_scheduled_todo, is_todo
 
     if not inputs:
         raise typer.BadParameter("name a job, a selection or result files", param_hint="JOB|TODO|RESULT...")
-    if import_job is not None:
-        _import(import_job, inputs, out, on, threads, device, drop_impossible, json)
-        return
-    if drop_impossible:
+    if given.import_job is not None:
+        return _import(given.import_job, inputs, given)
+    if given.drop_impossible:
         raise typer.BadParameter("it is for results: add --import JOB", param_hint="--drop-impossible")
     if len(inputs) > 1:
         raise typer.BadParameter(f"one job or selection at a time, not {len(inputs)}", param_hint="JOB|TODO|RESULT...")
     job = inputs[0]
     if is_todo(job):
-        _measure_todo(job, out, on, threads, device, json)
-        return
+        return _measure_todo(job, given)
     if is_scheduled_todo(job):
-        if on is not None or threads is not None:
+        if given.on is not None or given.threads is not None:
             raise typer.BadParameter("the selection's device has them", param_hint="--on, --threads")
-        _measure_scheduled(job, out or job, device, json)
-        return
-    if out is None:
+        return _measure_scheduled(job, given.out or job, given.device, given.json)
+    if given.out is None:
         raise typer.BadParameter("say where to: --out DIR", param_hint="--out")
-    if on is not None:
+    if given.on is not None:
         raise typer.BadParameter("a job file names the machine it runs on", param_hint="--on")
-    _measure_job(job, out, threads, device, json)
+    _measure_job(job, given.out, given.threads, given.device, given.json)
 
 
-def _import(
-    job: Path,
-    files: list[Path],
-    out: Path | None,
-    on: str | None,
-    threads: int | None,
-    device: str | None,
-    drop_impossible: bool,
-    json: bool,
-) -> None:
+def _import(job: Path, files: list[Path], given: MeasureOptions) -> None:
     from cdmpp.data.measure.kit.import_results import import_results
 
-    if out is None:
+    if given.out is None:
         raise typer.BadParameter("say where to: --out DIR", param_hint="--out")
-    if on is not None or threads is not None or device is not None:
+    if given.on is not None or given.threads is not None or given.device is not None:
         raise typer.BadParameter("nothing is run: omit them", param_hint="--on, --threads, --device")
-    print_summary(import_results(job, files, out, drop_impossible=drop_impossible), json)
+    print_summary(import_results(job, files, given.out, drop_impossible=given.drop_impossible), given.json)
 
 
-def _measure_todo(
-    folder: Path, out: Path | None, on: str | None, threads: int | None, device: str | None, json: bool
-) -> None:
+def _measure_todo(folder: Path, given: MeasureOptions) -> None:
     from cdmpp.data.measure.library import LibraryTimer, find_timing_device
     from cdmpp.data.measure.todo import measure_programs, read_todo, records_path
 
     todo = read_todo(folder)
-    where = on or ("cuda" if todo.device.kind == "gpu" else "cpu")
-    timing_device = find_timing_device(where, device or todo.device, threads)
+    where = given.on or ("cuda" if todo.device.kind == "gpu" else "cpu")
+    timing_device = find_timing_device(where, given.device or todo.device, given.threads)
+    name = timing_device.device.name
     timer = LibraryTimer(timing_device, todo.protocol)
-    path = records_path(out, folder)
+    path = records_path(given.out, folder)
     with resumable(path), timer.ready(), steps("programs", len(todo.programs)) as step:
-        done = measure_programs(
-            todo.programs,
-            lambda spec: timer.record(spec, "selected"),
-            path,
-            device=timing_device.device.name,
-            protocol=todo.protocol,
-            step=step,
-        )
-    if json:
+        how: dict[str, Any] = {"device": name, "protocol": todo.protocol, "step": step}
+        done = measure_programs(todo.programs, lambda spec: timer.record(spec, "selected"), path, **how)
+    if given.json:
         print_json(
             {
                 "path": str(path),
-                "device": timing_device.device.name,
+                "device": name,
                 "protocol": todo.protocol,
                 "records": done.records,
                 "new": done.new,
@@ -142,9 +124,7 @@ def _measure_todo(
     else:
         for text, why in done.failed.items():
             print(f"failed: {text}: {why}")
-        print(
-            f"{done.records} records of {timing_device.device.name} ({todo.protocol}), {done.new} of them new: {path}"
-        )
+        print(f"{done.records} records of {name} ({todo.protocol}), {done.new} of them new: {path}")
     if not done.records:
         print("error: no program could be measured", file=sys.stderr)
         raise typer.Exit(1)
@@ -172,9 +152,8 @@ def _measure_job(job: Path, out: Path, threads: int | None, device: str | None, 
         finish(job, out)
     except MissingDependencyError as error:
         print(
-            f"measured; {out} holds the figures. To write records.parquet ({error.message}): "
-            f"copy {job} and {out} to a machine with the extra 'train' (in a checkout: pip install '.[train]') "
-            "and run the same command there",
+            f"measured; {out} holds the figures. To write records.parquet ({error.message}): copy {job} and {out} to a "
+            "machine with the extra 'train' (in a checkout: pip install '.[train]') and run the same command there",
             file=sys.stderr,
         )
         if json:

@@ -14,33 +14,36 @@ from typer.core import TyperCommand
 from cdmpp.llm.options import REQUIRED, RequestOption
 
 Command = TypeVar("Command", bound=Callable[..., None])
+T = TypeVar("T")
 
 
-def with_options(options: Mapping[str, RequestOption]) -> Callable[[Command], Command]:
-    """Replace the parameter ``**options`` of a command by one parameter for each option, behind the required ones."""
-    made = [_parameter(name, option) for name, option in options.items()]
-
-    def replaced(command: Command) -> Command:
-        stated = _stated(command)
-        # Help has this order.
-        first = [p for p in stated if p.default is p.empty]
-        return _with_parameters(command, [*first, *made, *(p for p in stated if p.default is not p.empty)])
-
-    return replaced
+def option(default: T, help: str, *flags: str, **settings: Any) -> T:
+    """A field of a data class of options; ``settings`` are those of :func:`typer.Option`."""
+    field: Any = dataclasses.field(default=default, metadata={"option": typer.Option(*flags, help=help, **settings)})
+    return field  # type: ignore[no-any-return]
 
 
-def with_fields(fields: type, options: Mapping[str, RequestOption] | None = None) -> Callable[[Command], Command]:
-    """Replace the parameter ``**options`` of a command by one parameter for each field of a data class of options.
+def with_fields(*classes: type, options: Mapping[str, RequestOption] | None = None) -> Callable[[Command], Command]:
+    """Replace the parameter ``**options`` of a command by one parameter for each field of data classes of options.
 
     ``options``: further parameters, before them.
     """
-    types = get_type_hints(fields, include_extras=True)
-    made = [
-        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=types[f.name])
-        for f in dataclasses.fields(fields)
-    ]
-    more = [_parameter(name, option) for name, option in (options or {}).items()]
-    return lambda command: _with_parameters(command, [*_stated(command), *more, *made])
+    made = [_parameter(name, declared) for name, declared in (options or {}).items()]
+    for declaring in classes:
+        types = get_type_hints(declaring, include_extras=True)
+        for field in dataclasses.fields(declaring):
+            own: Any = types[field.name]
+            if "option" in field.metadata:
+                own = Annotated[own, field.metadata["option"]]
+            made.append(
+                inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=own)
+            )
+    return lambda command: _with_parameters(command, [*_stated(command), *made])
+
+
+def taken(declaring: type[T], options: dict[str, Any]) -> T:
+    """The data class of its options, which are removed from ``options``."""
+    return declaring(**{field.name: options.pop(field.name) for field in dataclasses.fields(declaring)})  # type: ignore[arg-type]
 
 
 def _stated(command: Callable[..., None]) -> list[inspect.Parameter]:
@@ -93,8 +96,6 @@ class RayCommand(TyperCommand):
 def complete(args: list[str]) -> list[str]:
     """Arguments with a value behind ``--ray``.
 
-    Examples
-    --------
     >>> complete(["--ray", "table.csv"])
     ['--ray=', 'table.csv']
     >>> complete(["--ray", "10.0.0.1:6379"])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdmpp.cli.options import RayOption
+from cdmpp.cli.options import RayOption, option
 from cdmpp.cli.output import JsonOption, ModelOption
 from cdmpp.cli.reading import read_json, read_text
 from cdmpp.errors import DataError, FieldError
@@ -35,37 +35,23 @@ class PlanOptions:
     figure: FigureOption = None
     model: ModelOption = None
     url: UrlOption = None
-    remote: Annotated[
-        bool, typer.Option("--remote", help="With --url: the service also searches, as a job; Ctrl-C cancels it.")
-    ] = False
+    remote: bool = option(False, "With --url: the service also searches, as a job; Ctrl-C cancels it.", "--remote")
     ray: RayOption = None
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="With --ray: seeds to search from; default: one per core.")
-    ] = None
-    export: Annotated[
-        str | None, typer.Option(metavar="FORMAT", help="Write the plan for a framework (docs/exports.md).")
-    ] = None
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="With --export: the file to write.")] = None
-    read: Annotated[
-        str | None,
-        typer.Option("--from", metavar="FORMAT", help="FILE is the configuration of a framework (docs/exports.md)."),
-    ] = None
-    fields: Annotated[
-        Path | None, typer.Option("--with", metavar="FIELDS.json", help="With --from: further fields of the request.")
-    ] = None
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Option of the format; repeatable.")
-    ] = None
-    print_request: Annotated[bool, typer.Option("--print-request", help="Print the request as JSON, and end.")] = False
-    ignore_memory: Annotated[
-        bool, typer.Option("--ignore-memory", help="Plan as if the devices had unlimited memory.", show_default=False)
-    ] = False
-    executable: Annotated[
-        bool,
-        typer.Option(
-            "--executable", help="pipeline: only plans that torch.distributed.pipelining runs.", show_default=False
-        ),
-    ] = False
+    seeds: int | None = option(None, "With --ray: seeds to search from; default: one per core.", min=1)
+    export: str | None = option(None, "Write the plan for a framework (docs/exports.md).", metavar="FORMAT")
+    out: Path | None = option(None, "With --export: the file to write.", metavar="FILE")
+    read: str | None = option(
+        None, "FILE is the configuration of a framework (docs/exports.md).", "--from", metavar="FORMAT"
+    )
+    fields: Path | None = option(None, "With --from: further fields of the request.", "--with", metavar="FIELDS.json")
+    settings: list[str] | None = option(None, "Option of the format; repeatable.", "--set", metavar="NAME=VALUE")
+    print_request: bool = option(False, "Print the request as JSON, and end.", "--print-request")
+    ignore_memory: bool = option(
+        False, "Plan as if the devices had unlimited memory.", "--ignore-memory", show_default=False
+    )
+    executable: bool = option(
+        False, "pipeline: only plans that torch.distributed.pipelining runs.", "--executable", show_default=False
+    )
 
 
 class PlanFiles:

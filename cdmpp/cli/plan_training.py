@@ -27,7 +27,7 @@ _OPTIONS = {
 }
 
 
-@with_fields(PlanOptions, _OPTIONS)
+@with_fields(PlanOptions, options=_OPTIONS)
 def training(
     file: Annotated[Path | None, typer.Argument(metavar="FILE.json", help="The request; - for stdin.")] = None,
     config: Annotated[

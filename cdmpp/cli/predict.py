@@ -19,14 +19,7 @@ from cdmpp.cli.predict_table import predict_table, table_of
 from cdmpp.cli.reading import parse_sizes
 from cdmpp.errors import CdmppError
 from cdmpp.predict.prediction_matrix import Failed, PredictionMatrix
-from cdmpp.programs.query_options import (
-    DEFAULT_IMPLEMENTATION,
-    DEFAULT_PROTOCOL,
-    Backend,
-    Framework,
-    Implementation,
-    Protocol,
-)
+from cdmpp.programs.query_options import DEFAULT_IMPLEMENTATION, DEFAULT_PROTOCOL, Backend
 from cdmpp.utils.units import format_latency
 
 if TYPE_CHECKING:
@@ -82,7 +75,6 @@ def predict(
     if factory is not None:
         _check_devices(given.device)
         return predict_module(factory, given)
-    protocol = given.protocol or DEFAULT_PROTOCOL
     table = table_of(program, given)
     if table is not None:
         return predict_table(table, given)
@@ -92,7 +84,7 @@ def predict(
     levels = check_quantiles(given.quantile or DEFAULT_QUANTILES)
     predictor = LatencyPredictor.load(given.model)
     programs = _programs(program, given.backend, sizes)
-    results = _predict(predictor, programs, devices, levels, protocol, given.framework, given.implementation)
+    results = _predict(predictor, programs, devices, levels, given)
     totals = _totals(results, bool(programs.left_out.total()))
     if given.json:
         print_json(
@@ -107,7 +99,7 @@ def predict(
             }
         )
     else:
-        _print(results, programs, predictor.model_id, protocol, levels, given.verbose)
+        _print(results, programs, predictor.model_id, levels, given)
     _report_errors(results)
     if not results:
         report("no program to predict", "see the operators listed above; cdmpp support lists all known")
@@ -175,13 +167,12 @@ def _predict(
     programs: _SourcePrograms,
     devices: Sequence[str],
     levels: tuple[float, ...],
-    protocol: Protocol,
-    framework: Framework | None,
-    implementation: Implementation | None,
+    given: PredictOptions,
 ) -> list[Result]:
     """Every program on every device, program by program."""
     from cdmpp.predict.predictor import ErrorInfo, Prediction, Query
 
+    protocol, framework = given.protocol or DEFAULT_PROTOCOL, given.framework
     specs: list[DeviceSpec | Failed] = []
     for name in dict.fromkeys(devices):
         try:
@@ -199,7 +190,7 @@ def _predict(
         )
 
     matrix = PredictionMatrix([program for _, program in programs.items], specs)
-    queries = [Query(program, device, protocol, framework, implementation) for program, device in matrix.pairs()]
+    queries = [Query(program, device, protocol, framework, given.implementation) for program, device in matrix.pairs()]
     rows = matrix.results(predictor.predict_queries(queries, levels), failed)
     return [
         Result(item.source, prediction, item.count, item.task)
@@ -256,12 +247,7 @@ def _left_out(results: list[Result], programs: _SourcePrograms) -> int:
 
 
 def _print(
-    results: list[Result],
-    programs: _SourcePrograms,
-    model_id: str,
-    protocol: Protocol,
-    levels: tuple[float, ...],
-    verbose: bool,
+    results: list[Result], programs: _SourcePrograms, model_id: str, levels: tuple[float, ...], given: PredictOptions
 ) -> None:
     from cdmpp.model.domain.calibration import interval_levels
     from cdmpp.predict.prediction_total import total_line
@@ -282,9 +268,9 @@ def _print(
     several = devices > 1 and len(listed) > devices
     if rows and several:
         _print_matrix(listed, devices, programs)
-        if verbose:
+        if given.verbose:
             print()
-    if rows and (verbose or beside or not several):
+    if rows and (given.verbose or beside or not several):
         columns = [f"{100 * level:g} %" for level in beside]
         print_table(("program", "count", "device", "latency", "interval", *columns, "domain"), rows, right=(1, 3))
     searches = [r for r in results if r.task]
@@ -307,6 +293,7 @@ def _print(
         print(f"not predicted: {node.operator} ({node.count} x in {source}): {node.reason}")
     if predicted:
         ends = f"{100 * min(outer):g} % – {100 * max(outer):g} %"
+        protocol = given.protocol or DEFAULT_PROTOCOL
         backends = sorted({r.prediction.backend for r in results})
         print(f"latency: protocol {protocol}, {_MEANING[protocol]}; interval: {ends}; model {model_id}")
         implementations = Counter(r.prediction.implementation for r in results if r.prediction.implementation)

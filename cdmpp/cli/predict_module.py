@@ -170,17 +170,13 @@ def _print(source: str, answers: Sequence[ModulePrediction], verbose: bool) -> N
         rows = [program_cells(program, answer.name) for program in by_time(answer)]
         print_table(PROGRAM_HEADER, rows, right=PROGRAM_RIGHT)
         print()
-    remarks = Counter(_kind(program.remark) for program in answers[0].programs if program.remark)
+    relu = "element-wise kernels as relu that moves the same bytes"
+    remarks = Counter(relu if " as relu" in p.remark else p.remark for p in answers[0].programs if p.remark)
     for line in dict.fromkeys(line for answer in answers for line in left_out_lines(answer)):
         print(line)
     if remarks:
         print("programs in place of other kernels: " + "; ".join(f"{text} ({n})" for text, n in remarks.items()))
     print(f"latency: {settings_text(answers[0])}")
-
-
-def _kind(remark: str) -> str:
-    """A remark without the name of its call."""
-    return "element-wise kernels as relu that moves the same bytes" if " as relu" in remark else remark
 
 
 def _launches(answer: ModulePrediction) -> str:

@@ -49,17 +49,15 @@ def ranked(results: Iterable[Result]) -> dict[tuple[str, str, str], list[Result]
     for result in results:
         if result.task:
             tasks[result.key].append(result)
-    return {key: sorted(alternatives, key=_latency_s) for key, alternatives in tasks.items()}
+    for alternatives in tasks.values():
+        alternatives.sort(key=lambda result: inf if (s := result.prediction.latency_s) is None else s)
+    return dict(tasks)
 
 
 def executed(results: Sequence[Result]) -> list[Result]:
     """Programs that run: all but schedules, and of these the fastest of each task, once."""
     fastest = [replace(alternatives[0], count=1) for alternatives in ranked(results).values()]
     return [result for result in results if not result.task] + fastest
-
-
-def _latency_s(result: Result) -> float:
-    return inf if result.prediction.latency_s is None else result.prediction.latency_s
 
 
 def print_search(source: str, device: str, results: Sequence[Result], total: PredictionTotal, left_out: int) -> None:
@@ -84,7 +82,6 @@ def print_search(source: str, device: str, results: Sequence[Result], total: Pre
     if more:
         print(f"... and {more:,} slower ones; --json has all")
     print(
-        f"total of {source} on {device}, the fastest schedule of each task once: "
-        f"{total_line(total)} "
-        f"(tasks: {total.programs} of {total.programs + total.failed + left_out}, schedules: {len(results):,})"
+        f"total of {source} on {device}, the fastest schedule of each task once: {total_line(total)} (tasks: "
+        f"{total.programs} of {total.programs + total.failed + left_out}, schedules: {len(results):,})"
     )

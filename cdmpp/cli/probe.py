@@ -86,13 +86,8 @@ def _summary(result: ProbeResult, out: Path) -> dict[str, Any]:
         "device": result.device.name,
         "path": os.fspath(out),
         "programs": [
-            {
-                "program": r.program,
-                "latency_s": r.latency_s,
-                "repeats": len(r.repeats_s),
-                "excluded_reason": r.excluded_reason,
-                "failure": r.failure,
-            }
+            {"program": r.program, "latency_s": r.latency_s, "repeats": len(r.repeats_s)}
+            | {"excluded_reason": r.excluded_reason, "failure": r.failure}
             for r in result.records
         ],
         "sustained": ceilings.figures() if ceilings else {},

@@ -64,7 +64,9 @@ def replay(
         raise DataError(f"{graph}: not a replay request", hint="docs/replay.md has examples")
     overrides = [_override(text) for text in given.what_if or []]
     if overrides:
-        request["overrides"] = [*_list(request.get("overrides", [])), *overrides]
+        given_overrides = request.get("overrides", [])  # one that is no list is put into one, for the schema to refuse
+        stated = given_overrides if isinstance(given_overrides, list) else [given_overrides]
+        request["overrides"] = [*stated, *overrides]
     for name in ("protocol", "framework", "samples", "seed"):
         if options[name] is not None:
             request[name] = options[name]
@@ -127,11 +129,6 @@ def _of_model(source: str, device: str, given: ReplayOptions) -> dict[str, Any]:
     programs = load_programs(source, None, parse_sizes(given.dim or []) or None)
     gap_s, launch_s = ((microseconds or 0.0) * 1e-6 for microseconds in (given.gap_us, given.launch_us))
     return request_of(programs, target, gap_s=gap_s, launch_s=launch_s)
-
-
-def _list(value: Any) -> list[Any]:
-    """A list; another value is put into one, for the schema to refuse."""
-    return value if isinstance(value, list) else [value]
 
 
 def _override(text: str) -> dict[str, Any]:

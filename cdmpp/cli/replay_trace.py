@@ -6,10 +6,11 @@ import json as json_text
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
+from cdmpp.cli.options import option
 from cdmpp.cli.output import DimOption, JsonOption, ModelOption, print_json
 from cdmpp.cli.plan_files import FigureOption, UrlOption
 from cdmpp.programs.query_options import Framework, Protocol
@@ -19,82 +20,51 @@ from cdmpp.programs.query_options import Framework, Protocol
 class ReplayOptions:
     """Options of ``cdmpp replay``."""
 
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            "-d",
-            help="For a model: a known device (cdmpp devices), a .json/.toml specification, or native. For a trace: "
-            "what if its kernels ran there.",
-        ),
-    ] = None
-    gap_us: Annotated[
-        float | None, typer.Option(min=0, help="For a model: idle µs between two kernels (launches). Default: 0.")
-    ] = None
-    launch_us: Annotated[
-        float | None,
-        typer.Option(
-            min=0, help="For a model: µs of the host for each launch; the host runs ahead of the device. Default: 0."
-        ),
-    ] = None
-    protocol: Annotated[Protocol | None, typer.Option(help="Predicted latency; overrides that of the graph.")] = None
-    framework: Annotated[
-        Framework | None, typer.Option(help="Framework that launches library kernels; overrides that of the graph.")
-    ] = None
-    dim: DimOption = None
-    save_graph: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the request: .json or .parquet.")] = (
-        None
+    device: str | None = option(
+        None,
+        "For a model: a known device (cdmpp devices), a .json/.toml specification, or native. For a trace: "
+        "what if its kernels ran there.",
+        "--device",
+        "-d",
     )
-    what_if: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NODES:CHANGE",
-            help="class=comm:ratio=0.5, node=b1:delay_s=-1e-6; select by node, device, stream, class; repeatable.",
-        ),
-    ] = None
-    samples: Annotated[
-        int | None, typer.Option(min=0, help="Samples of the interval; default: 256, fewer for large graphs.")
-    ] = None
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the samples.")] = None
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a trace for chrome://tracing and Perfetto.")
-    ] = None
+    gap_us: float | None = option(None, "For a model: idle µs between two kernels (launches). Default: 0.", min=0)
+    launch_us: float | None = option(
+        None, "For a model: µs of the host for each launch; the host runs ahead of the device. Default: 0.", min=0
+    )
+    protocol: Protocol | None = option(None, "Predicted latency; overrides that of the graph.")
+    framework: Framework | None = option(None, "Framework that launches library kernels; overrides that of the graph.")
+    dim: DimOption = None
+    save_graph: Path | None = option(None, "Write the request: .json or .parquet.", metavar="FILE")
+    what_if: list[str] | None = option(
+        None,
+        "class=comm:ratio=0.5, node=b1:delay_s=-1e-6; select by node, device, stream, class; repeatable.",
+        metavar="NODES:CHANGE",
+    )
+    samples: int | None = option(None, "Samples of the interval; default: 256, fewer for large graphs.", min=0)
+    seed: int | None = option(None, "Seed of the samples.", min=0)
+    trace: Path | None = option(None, "Write a trace for chrome://tracing and Perfetto.", metavar="FILE")
     figure: FigureOption = None
-    from_device: Annotated[
-        str | None,
-        typer.Option(
-            "--from", help="For a trace: the device that it was recorded on, where the trace does not name it."
-        ),
-    ] = None
-    ranks: Annotated[
-        int | None, typer.Option(min=2, help="For a trace: what if its collectives had this many ranks.")
-    ] = None
-    link: Annotated[
-        str | None, typer.Option(help="For a trace: what if its collectives used this link (nvlink4, 64GB/s).")
-    ] = None
-    speed_up: Annotated[
-        list[str] | None,
-        typer.Option(metavar="REGEX=X", help="For a trace: what if these kernels were X times faster; repeatable."),
-    ] = None
-    remove: Annotated[
-        list[str] | None,
-        typer.Option(metavar="REGEX", help="For a trace: what if these operators were not there; repeatable."),
-    ] = None
-    search: Annotated[
-        bool,
-        typer.Option("--search", help="For a trace: search for buckets of all-reduces and fused kernels that help."),
-    ] = False
-    all_reduce_us: Annotated[
-        float | None,
-        typer.Option(min=0, help="For --search: µs of an all-reduce without bytes. Default: from those of the trace."),
-    ] = None
-    iteration: Annotated[
-        int | None, typer.Option(help="For a trace: replay ProfilerStep#N alone. Default: all iterations.")
-    ] = None
-    mark: Annotated[
-        str | None,
-        typer.Option(metavar="REGEX", help="For a trace: annotations that mark iterations. Default: ProfilerStep#N."),
-    ] = None
+    from_device: str | None = option(
+        None, "For a trace: the device that it was recorded on, where the trace does not name it.", "--from"
+    )
+    ranks: int | None = option(None, "For a trace: what if its collectives had this many ranks.", min=2)
+    link: str | None = option(None, "For a trace: what if its collectives used this link (nvlink4, 64GB/s).")
+    speed_up: list[str] | None = option(
+        None, "For a trace: what if these kernels were X times faster; repeatable.", metavar="REGEX=X"
+    )
+    remove: list[str] | None = option(
+        None, "For a trace: what if these operators were not there; repeatable.", metavar="REGEX"
+    )
+    search: bool = option(
+        False, "For a trace: search for buckets of all-reduces and fused kernels that help.", "--search"
+    )
+    all_reduce_us: float | None = option(
+        None, "For --search: µs of an all-reduce without bytes. Default: from those of the trace.", min=0
+    )
+    iteration: int | None = option(None, "For a trace: replay ProfilerStep#N alone. Default: all iterations.")
+    mark: str | None = option(
+        None, "For a trace: annotations that mark iterations. Default: ProfilerStep#N.", metavar="REGEX"
+    )
     model: ModelOption = None
     url: UrlOption = None
     json: JsonOption = False

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import typer
 
 from cdmpp.cli.errors import TERMINATED
+from cdmpp.cli.options import option, with_fields
 from cdmpp.cli.output import (
     ERROR_HEADER,
     RANKING_HEADER,
@@ -26,72 +28,67 @@ from cdmpp.cli.progress import progress_display
 Progress = Callable[[int, int, dict[str, float]], None]
 
 
-def train(
-    config: Annotated[Path | None, typer.Option(metavar="TOML", help="Configuration, as configs/base.toml.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Model folder to write.")] = None,
-    public_data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the public tables; else CDMPP_PUBLIC_DATA.")
-    ] = None,
-    records: Annotated[list[Path] | None, typer.Option(metavar="FILE|DIR", help="More tables; repeatable.")] = None,
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder of the checkpoint; an earlier run on the same data is resumed. Default: runs/NAME.",
-        ),
-    ] = None,
-    on: Annotated[
-        Literal["cpu", "cuda"] | None, typer.Option(help="Device that trains. Default: cuda where torch has it.")
-    ] = None,
-    prepare: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Train nothing; write what `python -m cdmpp.train.loop DIR` needs on another machine."
-        ),
-    ] = None,
-    finish: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Train nothing; make the model of a prepared folder that was trained. Default of --out: DIR/model.",
-        ),
-    ] = None,
-    json: JsonOption = False,
-) -> None:
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of a run, and of its parts on other machines."""
+
+    config: Path | None = option(None, "Configuration, as configs/base.toml.", metavar="TOML")
+    out: Path | None = option(None, "Model folder to write.", metavar="DIR")
+    public_data: Path | None = option(None, "Folder of the public tables; else CDMPP_PUBLIC_DATA.", metavar="DIR")
+    records: list[Path] | None = option(None, "More tables; repeatable.", metavar="FILE|DIR")
+    run: Path | None = option(
+        None, "Folder of the checkpoint; an earlier run on the same data is resumed. Default: runs/NAME.", metavar="DIR"
+    )
+    on: Literal["cpu", "cuda"] | None = option(None, "Device that trains. Default: cuda where torch has it.")
+    prepare: Path | None = option(
+        None, "Train nothing; write what `python -m cdmpp.train.loop DIR` needs on another machine.", metavar="DIR"
+    )
+    finish: Path | None = option(
+        None,
+        "Train nothing; make the model of a prepared folder that was trained. Default of --out: DIR/model.",
+        metavar="DIR",
+    )
+    json: JsonOption = False
+
+
+@with_fields(TrainOptions)
+def train(**options: Any) -> None:
     """Train a model, write its folder, and print its errors and those of the baselines.
 
     An interrupted run resumes from its last checkpoint with the same command. To train in several processes:
     torchrun --nproc-per-node N -m -- cdmpp train ...
     """
-    _check_options(config, out, run, on, prepare, finish)
+    given = TrainOptions(**options)
+    _check_options(given)
     from cdmpp.train.config import load_config
     from cdmpp.train.loop import device_of
     from cdmpp.train.ranks import Stopped, process_group
     from cdmpp.train.run import prepare as prepare_job
     from cdmpp.train.run import prepared_config, train_model
 
-    settings = load_config(config) if config is not None else prepared_config(cast(Path, finish))
-    further = tuple(records or ())
-    if settings.reference is not None and on == "cuda":
+    settings = load_config(given.config) if given.config is not None else prepared_config(cast(Path, given.finish))
+    further = tuple(given.records or ())
+    if settings.reference is not None and given.on == "cuda":
         raise typer.BadParameter("[reference] trains on processors: leave out --on")
-    if prepare is not None:
-        size = prepare_job(settings, prepare, public_data=public_data, records=further)
-        print(f"wrote {prepare}: {size / 1e6:,.0f} MB. There: python -m cdmpp.train.loop {prepare.name} --resume")
+    if given.prepare is not None:
+        size = prepare_job(settings, given.prepare, public_data=given.public_data, records=further)
+        there = f"python -m cdmpp.train.loop {given.prepare.name} --resume"
+        print(f"wrote {given.prepare}: {size / 1e6:,.0f} MB. There: {there}")
         return
     with process_group() as ranks, _progress() if ranks.first else nullcontext() as progress:
-        if ranks.size > 1 and on == "cuda":
+        if ranks.size > 1 and given.on == "cuda":
             raise typer.BadParameter("torchrun trains on processors: leave out --on, or start one process")
         try:
             result = train_model(
                 settings,
-                out=out or cast(Path, finish) / "model",
-                run=run,
-                public_data=public_data,
+                out=given.out or cast(Path, given.finish) / "model",
+                run=given.run,
+                public_data=given.public_data,
                 records=further,
                 progress=progress,
                 ranks=ranks,
-                on="cpu" if ranks.size > 1 else device_of(on),
-                trained=finish,
+                on="cpu" if ranks.size > 1 else device_of(given.on),
+                trained=given.finish,
             )
         except Stopped as stopped:
             if ranks.first:
@@ -99,7 +96,7 @@ def train(
             raise typer.Exit(TERMINATED) from None
     if not ranks.first:
         return
-    if json:
+    if given.json:
         print_json(result)
         return
     metrics = result["metrics"]
@@ -111,22 +108,20 @@ def train(
     print(f"wrote {result['out']}: {result['model_id']}")
 
 
-def _check_options(
-    config: Path | None, out: Path | None, run: Path | None, on: str | None, prepare: Path | None, finish: Path | None
-) -> None:
+def _check_options(given: TrainOptions) -> None:
     """Refuse options that do not go together."""
-    if finish is not None:
-        given = {"--config": config, "--run": run, "--on": on, "--prepare": prepare}
-        if wrong := [name for name, value in given.items() if value is not None]:
+    stated = {"--config": given.config, "--run": given.run, "--on": given.on, "--prepare": given.prepare}
+    if given.finish is not None:
+        if wrong := [name for name, value in stated.items() if value is not None]:
             raise typer.BadParameter(f"--finish goes without {' and '.join(wrong)}: the folder has it")
         return
-    if config is None:
+    if given.config is None:
         raise typer.BadParameter("name a configuration: --config configs/base.toml")
-    if prepare is not None:
-        given = {"--out": out, "--run": run, "--on": on}
-        if wrong := [name for name, value in given.items() if value is not None]:
+    if given.prepare is not None:
+        stated = {"--out": given.out, "--run": given.run, "--on": given.on}
+        if wrong := [name for name, value in stated.items() if value is not None]:
             raise typer.BadParameter(f"--prepare trains nothing: leave out {' and '.join(wrong)}")
-    elif out is None:
+    elif given.out is None:
         raise typer.BadParameter("name the model folder to write: --out DIR")
 
 

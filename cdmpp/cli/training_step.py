@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from cdmpp.cli.options import with_options
+from cdmpp.cli.options import option, taken, with_fields
 from cdmpp.cli.output import JsonOption, ModelOption, NetworkOption, device_of, only_device, percent, print_json
 from cdmpp.errors import DataError
 from cdmpp.llm import defaults
@@ -18,7 +18,33 @@ from cdmpp.llm.options import TRAINING
 _SHARDING = replace(TRAINING["sharding"], default=None, unset="none; with --search: optimizer, and fsdp without stages")
 
 
-@with_options(TRAINING | {"sharding": _SHARDING})
+@dataclass(frozen=True)
+class StepOptions:
+    """Options beside those of a training step."""
+
+    network: NetworkOption = None
+    engine: str = option(
+        defaults.TRAINING_ENGINE,
+        "megatron, megatron-26.06, torchtitan, llm-foundry, or a calibrated profile.",
+        metavar="NAME|FILE",
+    )
+    measured: Path | None = option(
+        None,
+        "Measured steps (CSV or JSON) that calibrate the engine first: columns as these options, which count "
+        "where a row has none, and step_s or tokens_per_s_per_gpu.",
+        metavar="FILE",
+    )
+    out: Path | None = option(None, "Write the calibrated profile.", metavar="FILE.toml")
+    search: bool = option(False, "Rank layouts that fit; given options are kept.", "--search")
+    most: int = option(10, "Layouts of --search.", min=1, max=100)
+    export: Literal["megatron", "torchtitan"] | None = option(
+        None, "Print the layout, or the best one, for this framework."
+    )
+    model: ModelOption = None
+    json: JsonOption = False
+
+
+@with_fields(StepOptions, options=TRAINING | {"sharding": _SHARDING})
 def training_step(
     ctx: typer.Context,
     config: Annotated[
@@ -30,36 +56,13 @@ def training_step(
     device: Annotated[
         list[str], typer.Option("--device", "-d", help="A known device, or a .json/.toml specification.")
     ],
-    network: NetworkOption = None,
-    engine: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|FILE", help="megatron, megatron-26.06, torchtitan, llm-foundry, or a calibrated profile."
-        ),
-    ] = defaults.TRAINING_ENGINE,
-    measured: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Measured steps (CSV or JSON) that calibrate the engine first: columns as these options, which count "
-            "where a row has none, and step_s or tokens_per_s_per_gpu.",
-        ),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write the calibrated profile.")] = None,
-    search: Annotated[bool, typer.Option("--search", help="Rank layouts that fit; given options are kept.")] = False,
-    most: Annotated[int, typer.Option(min=1, max=100, help="Layouts of --search.")] = 10,
-    export: Annotated[
-        Literal["megatron", "torchtitan"] | None,
-        typer.Option(help="Print the layout, or the best one, for this framework."),
-    ] = None,
-    model: ModelOption = None,
-    json: JsonOption = False,
     **options: Any,
 ) -> None:
     """Predict how long one training step of a language model takes on a cluster.
 
     Prints duration, throughput, memory and a breakdown that adds up to the step. --search ranks layouts.
     """
+    given = taken(StepOptions, options)
     from cdmpp.llm import read_config, search_layouts
     from cdmpp.llm import training_step as predict_step
     from cdmpp.llm.engines.profile import load_training_engine
@@ -68,18 +71,18 @@ def training_step(
     from cdmpp.llm.training.search import KEPT
     from cdmpp.predict.predictor import LatencyPredictor
 
-    if out is not None and measured is None:
+    if given.out is not None and given.measured is None:
         raise DataError("--out needs measured steps", hint="give --measured FILE")
-    dimensions, predictor = read_config(config), LatencyPredictor.load(model)
-    spec, profile = device_of(predictor.artifact, only_device(device)), load_training_engine(engine)
+    dimensions, predictor = read_config(config), LatencyPredictor.load(given.model)
+    spec, profile = device_of(predictor.artifact, only_device(device)), load_training_engine(given.engine)
     layout = {name: options.pop(name) for name in KEPT}
     sharding = options.pop("sharding")
-    options["network"] = network
-    if measured is not None:
+    options["network"] = given.network
+    if given.measured is not None:
         common = options | layout | {"sharding": sharding}
         rows = [
             common | {name: value for name, value in row.items() if value not in (None, "")}
-            for row in read_training_measurements(measured)
+            for row in read_training_measurements(given.measured)
         ]
         fit = fit_training(dimensions, spec, rows, profile, predictor)
         profile = fit.profile
@@ -89,24 +92,24 @@ def training_step(
             f"{percent(fit.after)} after{left_out}",
             file=sys.stderr,
         )
-        if out is not None:
-            profile.write(out)
+        if given.out is not None:
+            profile.write(given.out)
     options |= {"engine": profile, "predictor": predictor}
-    if search:
+    if given.search:
         sources = {name: ctx.get_parameter_source(name) for name in KEPT}
         chosen = {name: layout[name] for name, source in sources.items() if source and source.name != "DEFAULT"}
-        result = search_layouts(dimensions, spec, sharding=sharding, most=most, **options, **chosen)
-        if export is not None:
-            print(export_layout(result.steps[0], export), end="")
-        elif json:
+        result = search_layouts(dimensions, spec, sharding=sharding, most=given.most, **options, **chosen)
+        if given.export is not None:
+            print(export_layout(result.steps[0], given.export), end="")
+        elif given.json:
             print_json(result.to_dict())
         else:
             print(result)
         return
     step = predict_step(dimensions, spec, sharding=sharding or defaults.SHARDING, **options, **layout)
-    if export is not None:
-        print(export_layout(step, export), end="")
-    elif json:
+    if given.export is not None:
+        print(export_layout(step, given.export), end="")
+    elif given.json:
         print_json(step.to_dict())
     else:
         print(step)

@@ -574,10 +574,7 @@ class Operations:
 def answer_of(job: Mapping[str, Any]) -> dict[str, Any]:
     """The answer of a finished job.
 
-    Raises
-    ------
-    CdmppError
-        The class whose code the job's error has; ServiceError where somebody cancelled it.
+    Raises the class of CdmppError whose code the job's error has; ServiceError where somebody cancelled it.
     """
     if job["state"] == "cancelled":
         raise ServiceError("the job was cancelled", hint="its best answer so far: client.job(id)", problem="cancelled")

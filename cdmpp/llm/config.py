@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from os import PathLike
+from typing import Any, Literal
 
 #: Parts of a layer whose weights a checkpoint may quantise apart: projections to and from the attention, and the three
 #: kinds of feed-forward layers.
@@ -225,3 +227,7 @@ class LLMConfig:
             return self.feed_forwards
         dense = ((self.dense_layers, Dense(self.intermediate)),) if self.dense_layers else ()
         return dense if self.experts is None else (*dense, (self.moe_layers, self.experts))
+
+
+#: A model as public functions take it: its dimensions, the content of a ``config.json``, or the path of the file.
+ConfigLike = LLMConfig | Mapping[str, Any] | str | PathLike[str]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from os import PathLike
 from typing import Any, Unpack
 
 import numpy as np
@@ -15,7 +14,7 @@ from cdmpp.devices.paths import with_network
 from cdmpp.devices.registry import lookup
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
-from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.config import ConfigLike, LLMConfig
 from cdmpp.llm.engines.profile import Engine, load_engine
 from cdmpp.llm.estimate_result import Bounded, EstimatePart, EstimateSettings, LLMEstimate
 from cdmpp.llm.layout import WEIGHT_ONLY, Layout, Types
@@ -26,7 +25,7 @@ from cdmpp.llm.pricing import PricedStep, StepPricing, combined, place_of, stand
 from cdmpp.llm.read import read_config
 from cdmpp.model.domain.score import LABELS
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.prediction import Prediction, Query, check_settings
+from cdmpp.predict.prediction import Device, Prediction, Query, check_settings
 from cdmpp.programs.collectives import link_remarks
 from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL
@@ -67,9 +66,9 @@ class EstimatePlan:
         lengths = [input] * batch if lengths is None else lengths
         longest = max(lengths)
         if config.positions and longest + output > config.positions:
-            raise FieldError(
-                f"input: {longest} and {output} output tokens exceed the model's {config.positions} positions",
-                path="input",
+            raise FieldError.at(
+                "input",
+                f"{longest} and {output} output tokens exceed the model's {config.positions} positions",
                 hint=f"input + output is at most {config.positions}",
             )
         device = with_network(device, network)
@@ -180,11 +179,9 @@ class EstimatePlan:
 def tokens_per_step(mtp: int, acceptance: float) -> float:
     """Tokens that a decode step makes of a sequence on average: one, and all drafted ones up to the first wrong one."""
     if type(mtp) is not int or not 0 <= mtp <= MAX_MTP:
-        raise FieldError(f"mtp: {str(mtp)[:40]!r} is not allowed", path="mtp", hint=f"0 to {MAX_MTP} drafted tokens")
+        raise FieldError.not_allowed("mtp", mtp, hint=f"0 to {MAX_MTP} drafted tokens")
     if isinstance(acceptance, bool) or not isinstance(acceptance, int | float) or not 0 <= acceptance <= 1:
-        raise FieldError(
-            f"acceptance: {str(acceptance)[:40]!r} is not allowed", path="acceptance", hint="a share from 0 to 1"
-        )
+        raise FieldError.not_allowed("acceptance", acceptance, hint="a share from 0 to 1")
     return float(sum(acceptance**i for i in range(mtp + 1)))
 
 
@@ -292,8 +289,8 @@ def _parts(phase: str, steps: Sequence[PricedStep], runs: Array) -> list[Estimat
 
 @with_options(BatchOptions)
 def estimate(
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
-    device: DeviceSpec | Mapping[str, Any] | str,
+    config: ConfigLike,
+    device: Device,
     *,
     engine: Engine | None = None,
     network: float | str | None = None,
@@ -369,9 +366,7 @@ def estimate(
 
 
 def resolved(
-    predictor: Predictor | None,
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
-    device: DeviceSpec | Mapping[str, Any] | str,
+    predictor: Predictor | None, config: ConfigLike, device: Device
 ) -> tuple[Predictor, LLMConfig, DeviceSpec]:
     """The predictor (None: the shipped one), and model and device as public functions take them."""
     predictor = predictor or shipped_predictor()
@@ -386,7 +381,7 @@ def shipped_predictor() -> Predictor:
     return LatencyPredictor.load()
 
 
-def resolved_device(device: DeviceSpec | Mapping[str, Any] | str, predictor: Predictor) -> DeviceSpec:
+def resolved_device(device: Device, predictor: Predictor) -> DeviceSpec:
     """The specification of a device: a name that the predictor knows, a file, or fields."""
     if isinstance(device, str) and device.lower().endswith((".toml", ".json")):
         return load_device(device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Annotated, Any, Literal, Self, cast
@@ -50,17 +50,15 @@ EngineForm = Annotated[str | dict[str, Any], Field(max_length=1000, description=
 class TrainForm(Closed):
     """What a training step needs besides the model's layout (docs/training-steps.md)."""
 
-    passes: Annotated[
-        Literal["step", "forward", "backward"],
-        Field(
-            description="A whole step of as many sequences as the batch; or one pass of a mean layer over a "
-            "micro-batch of as many."
-        ),
-    ] = "step"
-    virtual_pp: Annotated[TrainingDegree, Field(description="Parts of the model on each stage.")] = 1
-    cp: Annotated[TrainingDegree, Field(description="Ranks that share each sequence.")] = 1
+    passes: Literal["step", "forward", "backward"] = Field(
+        "step",
+        description="A whole step of as many sequences as the batch; or one pass of a mean layer over a "
+        "micro-batch of as many.",
+    )
+    virtual_pp: TrainingDegree = Field(1, description="Parts of the model on each stage.")
+    cp: TrainingDegree = Field(1, description="Ranks that share each sequence.")
     sharding: Literal["none", "optimizer", "fsdp"] = "none"
-    micro_batch: Annotated[Count, Field(description="Sequences of one pass of a copy, in a whole step.")] = 1
+    micro_batch: Count = Field(1, description="Sequences of one pass of a copy, in a whole step.")
     products: Literal["float8_e4m3", "mxfp8", "nvfp4"] | None = None
     recompute: Literal["none", "selective", "full"] = "none"
     overlap: Literal["none", "gradients", "all"] | None = None
@@ -70,16 +68,16 @@ class TrainForm(Closed):
 class LayoutForm(Closed):
     """Values that all layouts have; those left out are searched."""
 
-    tp: Annotated[TrainingDegree | None, Field(description="Ranks that share each layer.")] = None
-    pp: Annotated[TrainingDegree | None, Field(description="Stages that share the layers.")] = None
-    virtual_pp: Annotated[TrainingDegree | None, Field(description="Parts of the model on each stage.")] = None
-    cp: Annotated[TrainingDegree | None, Field(description="Ranks that share each sequence.")] = None
-    ep: Annotated[TrainingDegree | None, Field(description="Ranks that share the experts.")] = None
-    micro_batch: Annotated[TrainingDegree | None, Field(description="Sequences of one pass of a copy.")] = None
+    tp: TrainingDegree | None = Field(None, description="Ranks that share each layer.")
+    pp: TrainingDegree | None = Field(None, description="Stages that share the layers.")
+    virtual_pp: TrainingDegree | None = Field(None, description="Parts of the model on each stage.")
+    cp: TrainingDegree | None = Field(None, description="Ranks that share each sequence.")
+    ep: TrainingDegree | None = Field(None, description="Ranks that share the experts.")
+    micro_batch: TrainingDegree | None = Field(None, description="Sequences of one pass of a copy.")
     recompute: Recompute | None = None
-    sharding: Annotated[
-        Sharding | None, Field(description="null: optimizer, fsdp without stages, and none with compressors.")
-    ] = None
+    sharding: Sharding | None = Field(
+        None, description="null: optimizer, fsdp without stages, and none with compressors."
+    )
 
 
 class LayoutRow(Row):
@@ -90,13 +88,13 @@ class LayoutRow(Row):
     virtual_pp: int
     cp: int
     ep: int
-    dp: Annotated[int, Field(description="Copies that divide the batch.")]
+    dp: int = Field(description="Copies that divide the batch.")
     sharding: Sharding
     recompute: Recompute
     micro_batch: int
-    micro_batches: Annotated[int, Field(description="Passes of one copy.")]
+    micro_batches: int = Field(description="Passes of one copy.")
     schedule: Literal["none", "1f1b", "interleaved"]
-    layers: Annotated[list[int], Field(description="Layers of each stage.")]
+    layers: list[int] = Field(description="Layers of each stage.")
     overlap: Overlap
 
     @classmethod
@@ -128,43 +126,13 @@ class MemoryRow(Row):
     optimizer: int
     activations: int
     total: int
-    limit: Annotated[float | None, Field(description="null: not published, or ignored.")]
+    limit: float | None = Field(description="null: not published, or ignored.")
 
     @classmethod
     def of(cls, memory: TrainingMemory) -> MemoryRow:
         """The memory of a step."""
         parts = memory.to_dict()
         return cls(limit=parts.pop("device"), **parts)
-
-
-def training_plan(
-    config: Mapping[str, Any], device: DeviceSpec, form: TrainForm, batch: int, *, layout: Mapping[str, Any]
-) -> TrainingPlan:
-    """The plan of a step or pass over ``batch`` sequences.
-
-    A batch that the copies do not divide is that of the next larger one, as a framework pads it.
-
-    Parameters
-    ----------
-    layout : mapping
-        ``tp``, ``pp``, ``ep``, ``dp``, ``sequence``, ``dtype`` and ``engine``.
-
-    Raises
-    ------
-    FieldError
-    """
-    engine = load_training_engine(layout["engine"] or "megatron", files=False)
-    whole = form.passes == "step"
-    micro = form.micro_batch if whole else batch
-    step_batch = micro * layout["dp"]
-    options = {name: layout[name] for name in ("tp", "pp", "ep", "sequence", "dtype")}
-    options |= form.model_dump(exclude={"passes"}) | {
-        "gpus": layout["tp"] * layout["pp"] * form.cp * layout["dp"],
-        "micro_batch": micro,
-        "global_batch": -(-batch // step_batch) * step_batch if whole else step_batch,
-    }
-    # The planner compares memory with its devices.
-    return TrainingPlan.of(read_config(config), device, engine, options, check_memory=False)
 
 
 def training_requests(queries: Iterable[Query], path: str, device: DeviceForm) -> list[PriceRequest]:
@@ -200,51 +168,43 @@ class LanguageModelForm(Closed):
     """A language model whose steps are predicted (docs/llm.md); ``batch`` of the curve counts sequences."""
 
     config: ModelConfig
-    phase: Annotated[
-        Literal["decode", "prefill", "train"],
-        Field(description="A step that adds a token to each sequence, one over prompts, or a training step."),
-    ] = "decode"
-    part: Annotated[
-        Literal["step", "attention", "ffn"],
-        Field(description="The whole step, or the mean over the layers of their attention or feed-forward half."),
-    ] = "step"
+    phase: Literal["decode", "prefill", "train"] = Field(
+        "decode", description="A step that adds a token to each sequence, one over prompts, or a training step."
+    )
+    part: Literal["step", "attention", "ffn"] = Field(
+        "step", description="The whole step, or the mean over the layers of their attention or feed-forward half."
+    )
     past_len: Annotated[
         int, Field(ge=0, le=MAX_TOKENS, description="decode: cached tokens of each sequence."), WholeNumber
     ] = 1024
     input: Annotated[
         int, Field(ge=1, le=MAX_TOKENS, description="prefill, train: tokens of each sequence."), WholeNumber
     ] = 1024
-    train: Annotated[TrainForm, Field(description="train: passes, recomputation, sharding and further degrees.")] = (
-        TrainForm()
+    train: TrainForm = Field(TrainForm(), description="train: passes, recomputation, sharding and further degrees.")
+    tp: Degree = Field(1, description="Ranks that share each layer.")
+    pp: Degree = Field(1, description="Stages that share the layers.")
+    ep: Degree = Field(1, description="Groups that share the experts.")
+    dp: Degree | None = Field(
+        None, description="Replicas of the attention, which divide the batch; null: max(1, ep // tp)."
     )
-    tp: Annotated[Degree, Field(description="Ranks that share each layer.")] = 1
-    pp: Annotated[Degree, Field(description="Stages that share the layers.")] = 1
-    ep: Annotated[Degree, Field(description="Groups that share the experts.")] = 1
-    dp: Annotated[
-        Degree | None, Field(description="Replicas of the attention, which divide the batch; null: max(1, ep // tp).")
-    ] = None
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    weights: Annotated[
-        Literal["float8_e4m3", "int8", "float4_e2m1", "int4", "bfloat16", "float16", "float32"] | None,
-        Field(description="Type of quantised weights; null: as the configuration says, else `dtype`."),
-    ] = None
-    kv_dtype: Annotated[
-        Literal["float8_e4m3", "int8", "bfloat16", "float16", "float32"] | None,
-        Field(description="Type of the cache; null: as the configuration says, else `dtype`."),
-    ] = None
-    engine: Annotated[
-        str | dict[str, Any] | None,
-        Field(
-            max_length=1000,
-            description="What the serving engine adds to its kernels: the name of a profile, or its fields (on the "
-            f"command line also a file). null: the current profile of `framework`, else {DEFAULT_ENGINE}.",
-        ),
-    ] = None
-    cuda_graph: Annotated[bool, Field(description="Decode steps may be captured graphs.")] = True
-    device: Annotated[DeviceForm | None, Field(description="In place of the curve's `device`.")] = None
-    framework: Annotated[
-        ProgramFramework | None, Field(description="In place of the curve's `framework`; null: that of `engine`.")
-    ] = None
+    weights: Literal["float8_e4m3", "int8", "float4_e2m1", "int4", "bfloat16", "float16", "float32"] | None = Field(
+        None, description="Type of quantised weights; null: as the configuration says, else `dtype`."
+    )
+    kv_dtype: Literal["float8_e4m3", "int8", "bfloat16", "float16", "float32"] | None = Field(
+        None, description="Type of the cache; null: as the configuration says, else `dtype`."
+    )
+    engine: str | dict[str, Any] | None = Field(
+        None,
+        max_length=1000,
+        description="What the serving engine adds to its kernels: the name of a profile, or its fields (on the "
+        f"command line also a file). null: the current profile of `framework`, else {DEFAULT_ENGINE}.",
+    )
+    cuda_graph: bool = Field(True, description="Decode steps may be captured graphs.")
+    device: DeviceForm | None = Field(None, description="In place of the curve's `device`.")
+    framework: ProgramFramework | None = Field(
+        None, description="In place of the curve's `framework`; null: that of `engine`."
+    )
 
     @model_validator(mode="after")
     def _of_phase(self) -> Self:
@@ -255,16 +215,20 @@ class LanguageModelForm(Closed):
         return self
 
     def training_plan(self, batch: int, path: str, device: DeviceForm | None) -> TrainingPlan:
-        """The training step, or pass of a layer, over ``batch`` sequences.
+        """The training step, or pass of a layer, over ``batch`` sequences; FieldError where there is none.
 
-        Raises
-        ------
-        FieldError
+        A batch that the copies do not divide is that of the next larger one, as a framework pads it.
         """
-        names = ("tp", "pp", "ep", "dtype", "engine")
-        layout = {name: getattr(self, name) for name in names} | {"sequence": self.input, "dp": self.dp or 1}
+        form, dp, whole = self.train, self.dp or 1, self.train.passes == "step"
+        micro = form.micro_batch if whole else batch
+        options = {name: getattr(self, name) for name in ("tp", "pp", "ep", "dtype")} | {"sequence": self.input}
+        options |= form.model_dump(exclude={"passes"}) | {"gpus": self.tp * self.pp * form.cp * dp}
+        options |= {"micro_batch": micro, "global_batch": micro * dp * (-(-batch // (micro * dp)) if whole else 1)}
         try:
-            return training_plan(self.config, known_device(self.device or device), self.train, batch, layout=layout)
+            spec, engine = known_device(self.device or device), self.engine or "megatron"
+            profile = load_training_engine(engine, files=False)
+            # The planner compares memory with its devices.
+            return TrainingPlan.of(read_config(self.config), spec, profile, options, check_memory=False)
         except FieldError as error:
             raise FieldError(f"{path}.{error.message}", path=f"{path}.{error.path}", hint=error.hint) from None
 
@@ -278,10 +242,7 @@ class LanguageModelForm(Closed):
     ) -> list[Runs]:
         """The steps of each batch size with how often each counts: one, or the chunks of a prefill.
 
-        Raises
-        ------
-        FieldError
-            The configuration or the layout is wrong; ``path`` is the place of this form in the request.
+        ``path``: place of this form in the request. Raises FieldError: the configuration or the layout is wrong.
         """
         if len(batches) > MAX_BATCHES or max(batches) > MAX_BATCH:
             raise FieldError.at(
@@ -332,10 +293,7 @@ class LanguageModelForm(Closed):
     def memory(self, tokens: int | None = None) -> tuple[float, float]:
         """Bytes on each device of one instance: weights, and cache of one sequence in each replica.
 
-        Parameters
-        ----------
-        tokens : int, optional
-            Tokens of the sequence; default: those of the step.
+        ``tokens``: of the sequence; None: those of the step.
         """
         config = read_config(self.config)
         if self.phase == "train":

@@ -114,9 +114,9 @@ def _check_decodes(part: Mapping[str, Any], path: str) -> None:
         problem = "is an encoder, which does not decode"
     else:
         return
-    raise FieldError(
-        f"{path}.model_type: {name!r} {problem}",
-        path=f"{path}.model_type",
+    raise FieldError.at(
+        f"{path}.model_type",
+        f"{name!r} {problem}",
         hint="predict its module: cdmpp predict package.module:factory, or an ONNX file",
     )
 

@@ -78,21 +78,17 @@ class Layout:
         for name in ("tp", "pp", "ep", "dp"):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= MAX_DEGREE:
-                raise FieldError(
-                    f"{name}: {str(value)[:80]!r} is not allowed",
-                    path=name,
-                    hint=f"a whole number from 1 to {MAX_DEGREE}",
-                )
+                raise FieldError.not_allowed(name, value, hint=f"a whole number from 1 to {MAX_DEGREE}")
         allowed = allowed_tp(config)
         if self.tp not in allowed:
-            raise FieldError(
-                f"tp: {self.tp} does not divide the model: {_divided(config)}",
-                path="tp",
+            raise FieldError.at(
+                "tp",
+                f"{self.tp} does not divide the model: {_divided(config)}",
                 hint="allowed: " + ", ".join(map(str, allowed)),
             )
         if self.pp > config.layers:
-            raise FieldError(
-                f"pp: {self.pp} stages for {config.layers} layers", path="pp", hint=f"allowed: 1 to {config.layers}"
+            raise FieldError.at(
+                "pp", f"{self.pp} stages for {config.layers} layers", hint=f"allowed: 1 to {config.layers}"
             )
         self._check_experts(config)
 
@@ -100,15 +96,15 @@ class Layout:
         experts = config.experts
         if experts is None:
             if self.ep != 1:
-                raise FieldError(f"ep: {self.ep}, but {config.model_type} has no experts", path="ep", hint="use ep=1")
+                raise FieldError.at("ep", f"{self.ep}, but {config.model_type} has no experts", hint="use ep=1")
             return
         if not expert_fits(config, self.tp, self.ep, self.dp):
             given = self.dp != Layout(self.tp, 1, self.ep).dp
             where = f"tp={self.tp}" + (f", dp={self.dp}" if given else "")
             allowed = allowed_ep(config, self.tp, self.dp if given else None)
-            raise FieldError(
-                f"ep: {self.ep} does not fit {where}, {experts.count} experts of {experts.intermediate} columns",
-                path="ep",
+            raise FieldError.at(
+                "ep",
+                f"{self.ep} does not fit {where}, {experts.count} experts of {experts.intermediate} columns",
                 hint=(f"allowed with {where}: " + ", ".join(map(str, allowed)))
                 if allowed
                 else "other degrees of tp and dp",
@@ -207,10 +203,8 @@ class Types:
         types = cls._of_weights(config, dtype, weights)
         known = (*CACHE_DTYPES, types.dtype)
         if kv_dtype is not None and (kv_dtype not in known or (types.dtype == "float32" and kv_dtype != "float32")):
-            raise FieldError(
-                f"kv_dtype: {str(kv_dtype)[:80]!r} is not allowed",
-                path="kv_dtype",
-                hint="one of: " + ", ".join(known if types.dtype != "float32" else ("float32",)),
+            raise FieldError.not_allowed(
+                "kv_dtype", kv_dtype, hint="one of: " + ", ".join(known if types.dtype != "float32" else ("float32",))
             )
         as_stated = types.weights is not None and types.weights == config.weights
         weight_only = _widened(types.weights, config.packed and as_stated, device)
@@ -226,21 +220,15 @@ class Types:
     @classmethod
     def _of_weights(cls, config: LLMConfig, dtype: Any, weights: Any) -> Types:
         if not isinstance(dtype, str) or dtype not in DTYPES:
-            raise FieldError(
-                f"dtype: {str(dtype)[:80]!r} is not allowed", path="dtype", hint="one of: " + ", ".join(DTYPES)
-            )
+            raise FieldError.not_allowed("dtype", dtype, hint="one of: " + ", ".join(DTYPES))
         known = (*WEIGHTS, *DTYPES)
         if weights is not None and (not isinstance(weights, str) or weights not in known):
-            raise FieldError(
-                f"weights: {str(weights)[:80]!r} is not allowed", path="weights", hint="one of: " + ", ".join(known)
-            )
+            raise FieldError.not_allowed("weights", weights, hint="one of: " + ", ".join(known))
         if weights is None:
             return cls._quantised(dtype, config.weights, config.weight_scaling)
         if weights in DTYPES and weights != dtype:
-            raise FieldError(
-                f"weights: {weights} with dtype {dtype}",
-                path="weights",
-                hint=f"{dtype}, or a type of quantised weights",
+            raise FieldError.at(
+                "weights", f"{weights} with dtype {dtype}", hint=f"{dtype}, or a type of quantised weights"
             )
         scaling = config.weight_scaling if weights == config.weights else None
         return cls(dtype) if weights == dtype else cls._quantised(dtype, weights, scaling)
@@ -248,10 +236,8 @@ class Types:
     @classmethod
     def _quantised(cls, dtype: str, weights: str | None, scaling: str | None) -> Types:
         if weights is not None and dtype == "float32":
-            raise FieldError(
-                f"weights: no {weights} weights with dtype float32",
-                path="weights",
-                hint="use dtype bfloat16 or float16",
+            raise FieldError.at(
+                "weights", f"no {weights} weights with dtype float32", hint="use dtype bfloat16 or float16"
             )
         return cls(dtype, weights, scaling)
 

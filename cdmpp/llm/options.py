@@ -29,9 +29,7 @@ REQUIRED: Final = ...
 def check_whole(name: str, value: Any, maximum: int) -> None:
     """Raise :class:`FieldError` unless a value is a whole number from 1 to ``maximum``."""
     if type(value) is not int or not 1 <= value <= maximum:
-        raise FieldError(
-            f"{name}: {str(value)[:80]!r} is not allowed", path=name, hint=f"a whole number from 1 to {maximum}"
-        )
+        raise FieldError.not_allowed(name, value, hint=f"a whole number from 1 to {maximum}")
 
 
 @dataclass(frozen=True)

@@ -94,8 +94,8 @@ def quantised(config: LLMConfig, value: Any, path: str, expert_dtype: Any = None
     if main is not None and (main.weights, main.packed) == ("int8", True):
         remarks += (_FEW,)
     if main is None and value.get("quant_algo") == "MIXED_PRECISION":
-        raise FieldError(
-            f"{path}: MIXED_PRECISION without the type of any part", path=path, hint="quantized_layers names the types"
+        raise FieldError.at(
+            path, "MIXED_PRECISION without the type of any part", hint="quantized_layers names the types"
         )
     if main is None:
         return replace(config, kv_dtype=cache_type(value))
@@ -133,9 +133,9 @@ def cache_type(value: Any) -> str | None:
         if isinstance(name, str) and name.upper() in names:
             return names[name.upper()]
     if unknown := [x for x in (scheme, value.get("kv_cache_quant_algo")) if x and str(x).lower() not in _NO_CACHE_TYPE]:
-        raise FieldError(
-            f"kv_cache_scheme: a cache of type {str(unknown[0])[:80]!r} is not supported",
-            path="kv_cache_scheme",
+        raise FieldError.at(
+            "kv_cache_scheme",
+            f"a cache of type {str(unknown[0])[:80]!r} is not supported",
             hint="supported: FP8, INT8; or remove the field and state the type (--kv-dtype bfloat16)",
         )
     return None
@@ -194,9 +194,9 @@ def _base(value: Any, path: str) -> _Weight | None:
         shown += f" with quant_algo={str(algorithm)[:80]!r}"
     elif named is not None:
         shown += f" with weights of type {named[0][:80]!r}"
-    raise FieldError(
-        f"{path}: {shown} is not supported",
-        path=path,
+    raise FieldError.at(
+        path,
+        f"{shown} is not supported",
         hint=f"supported: {SUPPORTED}; or remove the field and state the type of the weights (--weights int4)",
     )
 
@@ -325,8 +325,6 @@ def _mixed(value: Mapping[str, Any], path: str) -> dict[str, _Weight]:
     for part, counter in counts.items():
         algorithm = counter.most_common(1)[0][0]
         if algorithm not in _ALGORITHMS:
-            raise FieldError(
-                f"{path}: quant_algo={algorithm[:80]!r} is not supported", path=path, hint=f"supported: {SUPPORTED}"
-            )
+            raise FieldError.at(path, f"quant_algo={algorithm[:80]!r} is not supported", hint=f"supported: {SUPPORTED}")
         weights[part] = _Weight(*_ALGORITHMS[algorithm])
     return weights

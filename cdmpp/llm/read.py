@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cdmpp.errors import DataError, FieldError
-from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.config import ConfigLike, LLMConfig
 from cdmpp.llm.engines.profile import engine_fields
 from cdmpp.llm.families import FAMILIES, architecture_family, default_fields
 from cdmpp.llm.families.fields import Fields
@@ -24,31 +24,15 @@ from cdmpp.llm.quantisation import quantised, with_separate_file
 from cdmpp.utils.files import read_json
 
 
-def read_config(
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str], path: str = "config", *, family: str | None = None
-) -> LLMConfig:
-    """Dimensions of a language model.
+def read_config(config: ConfigLike, path: str = "config", *, family: str | None = None) -> LLMConfig:
+    """Dimensions of a language model, from the content or the path of a ``config.json`` of Hugging Face.
 
-    Parameters
-    ----------
-    config : LLMConfig, mapping or path
-        The content of a ``config.json`` of Hugging Face, or the path of the file. Of a configuration of several inputs
-        the language part is read (:mod:`cdmpp.llm.language_part`); the others are listed in ``left_out``.
-    path : str
-        Name of the configuration in error messages.
-    family : str, optional
-        Architecture in place of the configuration's ``model_type``, such as "llama". Fields of layers that it lacks are
-        an error.
+    Of a configuration of several inputs the language part is read (:mod:`cdmpp.llm.language_part`); the others are
+    listed in ``left_out``. ``path``: name of the configuration in error messages. ``family``: architecture in place of
+    the configuration's ``model_type``, such as "llama"; fields of layers that it lacks are an error. Raises DataError
+    for a file that cannot be read or is no JSON object, and FieldError for an unknown architecture, a missing or an
+    impossible field.
 
-    Raises
-    ------
-    DataError
-        The file cannot be read, or is not a JSON object.
-    FieldError
-        The architecture is not known, or a field is missing or impossible.
-
-    Examples
-    --------
     >>> read_config("examples/llm/llama-3.1-8b.json").layers
     32
     """
@@ -56,7 +40,7 @@ def read_config(
         return config
     fields = config_fields(config) if isinstance(config, str | PathLike) else config
     if not isinstance(fields, Mapping):
-        raise FieldError(f"{path}: {str(fields)[:80]!r} is not a configuration", path=path, hint="pass a JSON object")
+        raise FieldError.at(path, f"{str(fields)[:80]!r} is not a configuration", hint="pass a JSON object")
     return _read(fields, path, family)
 
 
@@ -94,9 +78,9 @@ def _read(config: Mapping[str, Any], path: str, family: str | None = None) -> LL
     stated = str(values.get("model_type") or (classes[0] if isinstance(classes, list) and classes else ""))
     as_another = FAMILIES[name] is not FAMILIES.get(stated)
     if family is not None and as_another and (problems := contradictions(read, fields, stated)):
-        raise FieldError(
-            f"{path}: fields contradict {family}: " + "; ".join(problems),
-            path=path,
+        raise FieldError.at(
+            path,
+            f"fields contradict {family}: " + "; ".join(problems),
             hint="name a family that has such layers, or take the fields out if the model does not use them",
         )
     read = quantised(read, part.quantisation, f"{path}.quantization_config", values.get("expert_dtype"))
@@ -153,19 +137,15 @@ def _model_type(config: Mapping[str, Any], path: str) -> str:
         name = (architecture_family(first) or first) if isinstance(first, str) else None
     known = ", ".join(FAMILIES)
     if not isinstance(name, str):
-        raise FieldError(
-            f"{path}.model_type: missing, and architectures names no known class",
-            path=f"{path}.model_type",
+        raise FieldError.at(
+            f"{path}.model_type",
+            "missing, and architectures names no known class",
             hint=f"this is no config.json of Hugging Face, or one without an architecture; known: {known}",
         )
     if name not in FAMILIES:
         near = difflib.get_close_matches(name.casefold(), FAMILIES, n=1)
         suggestion = f"; did you mean {near[0]}?" if near else ""
-        raise FieldError(
-            f"{path}.model_type: {name[:80]!r} is not known{suggestion}",
-            path=f"{path}.model_type",
-            hint=f"known: {known}",
-        )
+        raise FieldError.at(f"{path}.model_type", f"{name[:80]!r} is not known{suggestion}", hint=f"known: {known}")
     return name
 
 

@@ -57,9 +57,9 @@ class StepBuilder:
         try:
             program = make_operator({"operator": operator, "dtype": self.types.dtype, **fields})
         except CdmppError as error:
-            raise FieldError(
-                f"config: cannot compute the model's part {name!r}: {error.message}",
-                path="config",
+            raise FieldError.at(
+                "config",
+                f"cannot compute the model's part {name!r}: {error.message}",
                 hint=f"{error.hint}. These sizes follow from the batch, the input length and config.json",
             ) from None
         self.parts.append(StepPart(name, program, self._count))

@@ -81,18 +81,9 @@ class FeatureAnswers:
     @classmethod
     def none(cls, levels: tuple[float, ...], model_id: str) -> FeatureAnswers:
         """Answers to no queries."""
-        empty = np.zeros(0)
-        return cls(
-            latency_s=empty,
-            lower_s=empty,
-            upper_s=empty,
-            quantiles=np.zeros((0, len(levels))),
-            domain=np.zeros(0, dtype=np.int8),
-            domain_score=empty,
-            roofline_s=empty,
-            levels=levels,
-            model_id=model_id,
-        )
+        empty = {name: np.zeros(0) for name in _FIGURES}
+        empty |= {"quantiles": np.zeros((0, len(levels))), "domain": np.zeros(0, dtype=np.int8)}
+        return cls(**empty, levels=levels, model_id=model_id)
 
     @classmethod
     def concat(cls, parts: Sequence[FeatureAnswers]) -> FeatureAnswers:

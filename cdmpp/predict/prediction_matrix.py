@@ -22,15 +22,8 @@ class Failed:
 
 
 class PredictionMatrix(Generic[Row, Column]):
-    """Rows combined with columns, for example programs with devices.
+    """Rows combined with columns, for example programs with devices; a :class:`Failed` cannot be predicted.
 
-    Parameters
-    ----------
-    rows, columns : sequence
-        A :class:`Failed` stands for one that cannot be predicted.
-
-    Examples
-    --------
     >>> matrix = PredictionMatrix(["linear:m=1,n=1,k=1", Failed("wrong", CdmppError("no operator"))], ["t4", "l4"])
     >>> matrix.pairs()
     [('linear:m=1,n=1,k=1', 't4'), ('linear:m=1,n=1,k=1', 'l4')]

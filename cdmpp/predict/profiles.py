@@ -54,14 +54,14 @@ class Profile(BaseModel):
     model_config = CLOSED
     DOCUMENT: ClassVar[str]
 
-    name: Annotated[str, Field(min_length=1, max_length=100)]
+    name: str = Field(min_length=1, max_length=100)
     #: Versions of the software that it stands for.
-    versions: Annotated[str, Field(max_length=200)] = ""
+    versions: str = Field("", max_length=200)
     #: Measured over predicted time of the kernels.
-    kernel_factor: Annotated[float, Field(strict=True, ge=0.01, le=10, allow_inf_nan=False)] = 1.0
+    kernel_factor: float = Field(1.0, strict=True, ge=0.01, le=10, allow_inf_nan=False)
     host: Host = Host()
     #: Standard deviation of log(measured / predicted) that the profile leaves, besides the kernels' own interval.
-    residual: Annotated[float, Field(strict=True, ge=0, le=2, allow_inf_nan=False)] = 0.0
+    residual: float = Field(0.0, strict=True, ge=0, le=2, allow_inf_nan=False)
     #: Where each figure comes from.
     source: dict[Annotated[str, Field(max_length=200)], Annotated[str, Field(max_length=2000)]] = {}
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
 
 from cdmpp import __version__
-from cdmpp_server import curve, drift, llm, onnx, page, problems, reload, routes, training
+from cdmpp_server import curve, drift, llm, onnx, page, planned, problems, reload, routes, training
 from cdmpp_server.adapt import routes as adapt
 from cdmpp_server.jobs import routes as jobs
 from cdmpp_server.observe import routes as observe
@@ -39,9 +39,9 @@ FEATURES: tuple[Feature, ...] = (
     Feature(predict.router, predict.describe, lifespan=predict.lifespan),
     Feature(None, reload.describe, reload.install, reload.lifespan),
     Feature(adapt.router, adapt.describe, lifespan=adapt.lifespan),
-    Feature(curve.router, curve.describe),
-    Feature(llm.router, llm.describe),
-    Feature(training.router, training.describe),
+    Feature(curve.router),
+    Feature(llm.router),
+    Feature(training.router, planned.describe),
     Feature(onnx.router, onnx.describe),
     Feature(plan.router, plan.describe, lifespan=plan.lifespan),
     # Before the runners of jobs, which execute them.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
 from pydantic import BeforeValidator, Discriminator, Field, PlainValidator, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
@@ -25,11 +24,9 @@ from cdmpp.predict.prediction import DEFAULT_QUANTILES, Seconds
 from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Implementation, Protocol
 from cdmpp_server.fields import Device, OperatorProgram, ProgramValue, TextProgram
-from cdmpp_server.openapi import Schema, add_models, ref
-from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned, describe_planned
+from cdmpp_server.planned import Endpoint, Find, planned
 from cdmpp_server.predict.schema import MAX_QUANTILES, ErrorInfo, Level
 from cdmpp_server.schema_base import AnswerModel, RequestModel
-from cdmpp_server.settings import Settings
 
 MAX_DEVICES = 100
 _NAME = {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]{0,31}$", "not": {"enum": list(RESERVED)}}
@@ -41,9 +38,8 @@ def _values(items: dict[str, Any]) -> dict[str, Any]:
 
 AXES_SCHEMA: dict[str, Any] = {
     "type": "object",
-    "description": "Values by name of the axis: numbers, texts or truth values. An axis replaces the field "
-    "of its name; axes of numbers may stand in expressions. Every axis must be used. The last one is "
-    "fastest.",
+    "description": "Values by name of the axis: numbers, texts or truth values. An axis replaces the field of its "
+    "name; axes of numbers may stand in expressions. Every axis must be used. The last one is fastest.",
     "maxProperties": MAX_AXES,
     "propertyNames": _NAME,
     "additionalProperties": {
@@ -94,22 +90,23 @@ class CountedProgram(RequestModel):
 
 class _Request(RequestModel):
     axes: Annotated[dict[str, list[Any]], PlainValidator(_axes), WithJsonSchema(AXES_SCHEMA)]
-    devices: Annotated[list[Device], Field(min_length=1, max_length=MAX_DEVICES)]
-    backend: Annotated[Backend | None, Field(description="Default: library.")] = None
-    protocol: Annotated[Protocol, Field(description="As in an item of /predict.")] = DEFAULT_PROTOCOL
+    devices: list[Device] = Field(min_length=1, max_length=MAX_DEVICES)
+    backend: Backend | None = Field(None, description="Default: library.")
+    protocol: Protocol = Field(DEFAULT_PROTOCOL, description="As in an item of /predict.")
     framework: Framework | None = None
-    implementation: Annotated[Implementation | None, Field(description="As in an item of /predict.")] = None
-    quantiles: Annotated[
-        list[Level], Field(min_length=1, max_length=MAX_QUANTILES, description="The outermost levels are the bounds.")
-    ] = Field(list(DEFAULT_QUANTILES))
-    monotone: Annotated[
-        Annotated[list[Annotated[str, Field(max_length=32)]], Field(max_length=MAX_AXES)] | None,
-        Field(description="Numeric axes along which `fitted_s` does not decrease. null: all."),
-    ] = None
-    model: Annotated[
-        Annotated[str, Field(max_length=200)] | None,
-        Field(description="Model that predicts: a `model_id` of GET /models."),
-    ] = None
+    implementation: Implementation | None = Field(None, description="As in an item of /predict.")
+    quantiles: list[Level] = Field(
+        list(DEFAULT_QUANTILES),
+        min_length=1,
+        max_length=MAX_QUANTILES,
+        description="The outermost levels are the bounds.",
+    )
+    monotone: Annotated[list[Annotated[str, Field(max_length=32)]], Field(max_length=MAX_AXES)] | None = Field(
+        None, description="Numeric axes along which `fitted_s` does not decrease. null: all."
+    )
+    model: Annotated[str, Field(max_length=200)] | None = Field(
+        None, description="Model that predicts: a `model_id` of GET /models."
+    )
 
 
 class CurveRequest(_Request):
@@ -121,7 +118,7 @@ class CurveRequest(_Request):
 class CurvesRequest(_Request):
     """Several templates, summed at each point."""
 
-    programs: Annotated[list[CountedProgram], Field(min_length=1, max_length=MAX_PROGRAMS)]
+    programs: list[CountedProgram] = Field(min_length=1, max_length=MAX_PROGRAMS)
 
 
 At = Annotated[dict[str, float | str | bool], Field(description="Values of the axes at this point.")]
@@ -133,21 +130,16 @@ class CurveAnswer(AnswerModel):
     device: str
     at: At
     latency_s: Seconds
-    lower_s: Annotated[Seconds, Field(description="Sum of the programs' lower bounds.")]
-    upper_s: Annotated[
-        Seconds, Field(description="Sum of the upper bounds, which assumes that all errors have the same sign.")
-    ]
-    fitted_s: Annotated[
-        Seconds,
-        Field(
-            description="Least-squares fit of the logarithms that does not decrease along the axes of "
-            "`monotone`; latency_s itself where that needs no change."
-        ),
-    ]
-    domain: Annotated[Literal["in", "near", "out"], Field(description="By the share of the time, as that of a model.")]
-    domain_score: Annotated[float, Field(description="Largest score of the programs.")]
-    roofline_s: Annotated[float, Field(ge=0)]
-    domain_reason: Annotated[str | None, Field(description="The largest part that is not `in`.")]
+    lower_s: Seconds = Field(description="Sum of the programs' lower bounds.")
+    upper_s: Seconds = Field(description="Sum of the upper bounds, which assumes that all errors have the same sign.")
+    fitted_s: Seconds = Field(
+        description="Least-squares fit of the logarithms that does not decrease along the axes of "
+        "`monotone`; latency_s itself where that needs no change."
+    )
+    domain: Literal["in", "near", "out"] = Field(description="By the share of the time, as that of a model.")
+    domain_score: float = Field(description="Largest score of the programs.")
+    roofline_s: float = Field(ge=0)
+    domain_reason: str | None = Field(description="The largest part that is not `in`.")
 
 
 class CurveFailure(AnswerModel):
@@ -163,7 +155,7 @@ class CurveResponse(AnswerModel):
 
     model_id: str
     axes: dict[str, list[float | str | bool]]
-    monotone: Annotated[list[str], Field(description="Axes along which fitted_s does not decrease.")]
+    monotone: list[str] = Field(description="Axes along which fitted_s does not decrease.")
     points: list[CurveAnswer | CurveFailure]
 
 
@@ -182,28 +174,6 @@ _EXAMPLE: dict[str, Any] = {
 }
 
 
-def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
-    """Add request, response and problems of ``/curve``."""
-    add_models(schemas, CurveRequest, CurvesRequest, CurveResponse)
-    body = {"oneOf": [ref("CurveRequest"), ref("CurvesRequest")]}
-    answer = ref("CurveResponse"), "The points of the curve."
-    note = f"At most {settings.max_items:,} predictions: programs times points times devices. "
-    describe_planned(document, "/curve", body, _EXAMPLE, answer, _MEANING, note)
-
-
-router = APIRouter()
-
-
-@router.post("/curve", summary="Predict a curve", response_class=Response)
-async def curve(request: Request) -> Response:
-    """Predict a template over axes on devices, with a monotone fit and domain labels."""
-    return await answer_planned(request)
-
-
-def _form_of(value: Any) -> type[CurveRequest | CurvesRequest]:
-    return CurvesRequest if isinstance(value, dict) and "programs" in value else CurveRequest
-
-
 def _template(program: ProgramValue, count: int = 1) -> Template:
     return Template.parse(program, count) if isinstance(program, str) else Template(program, count)
 
@@ -213,20 +183,25 @@ def _plan(request: CurveRequest | CurvesRequest, find: Find, max_predictions: in
         templates = [_template(program.program, program.count) for program in request.programs]
     else:
         templates = [_template(request.program)]
-    return CurvePlan(
-        templates,
-        request.axes,
-        request.devices,
-        backend=request.backend,
-        protocol=request.protocol,
-        framework=request.framework,
-        quantiles=request.quantiles,
-        monotone=request.monotone,
-        # By name and never load_device: a client's text must not be used as a path on this machine.
-        find=find,
-        max_predictions=max_predictions,
-        implementation=request.implementation,
+    settings = (request.backend, request.protocol, request.framework, request.quantiles, request.monotone)
+    limits: dict[str, Any] = {"find": find, "max_predictions": max_predictions}
+    # By name and never load_device: a client's text must not be used as a path on this machine.
+    return CurvePlan(templates, request.axes, request.devices, *settings, request.implementation, **limits)
+
+
+router = planned(
+    Endpoint(
+        "/curve",
+        "Predict a curve",
+        "Predict a template over axes on devices, with a monotone fit and domain labels.",
+        _plan,
+        lambda plan, *made: plan.curve(*made).to_dict(),
+        (CurveRequest, CurvesRequest),
+        (CurveResponse,),
+        "The points of the curve.",
+        _EXAMPLE,
+        _MEANING,
+        "At most {most} predictions: programs times points times devices. ",
+        several="programs",
     )
-
-
-ENDPOINTS["/curve"] = Endpoint(_form_of, _plan, lambda plan, *made: plan.curve(*made).to_dict())
+)

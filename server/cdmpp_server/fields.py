@@ -87,11 +87,10 @@ def _has_operator(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-OPERATOR_SCHEMA = {
+OPERATOR_SCHEMA: dict[str, Any] = {
     "title": "OperatorProgram",
-    "description": "One operator by its sizes, such as linear with m, n, k and dtype. GET /support lists the "
-    "operators and their fields. An unknown operator, a missing field, null or an impossible size is an "
-    "error of the item.",
+    "description": "One operator by its sizes, such as linear with m, n, k and dtype. GET /support lists the operators "
+    "and their fields. An unknown operator, a missing field, null or an impossible size is an error of the item.",
     "type": "object",
     "required": ["operator"],
     "properties": {"operator": _TEXT_SCHEMA},
@@ -124,21 +123,19 @@ TextProgram = Annotated[
 class TvmJsonProgram(RequestModel):
     """TIR as ``tvm.ir.save_json`` of apache-tvm 0.27 writes it: a PrimFunc, or a module with one."""
 
-    tvm_json: Annotated[str, Field(max_length=MAX_TVM_JSON)]
+    tvm_json: str = Field(max_length=MAX_TVM_JSON)
 
 
 class TvmScriptProgram(RequestModel):
     """TIR as TVMScript: one ``@T.prim_func``. It is parsed, never executed."""
 
-    tvmscript: Annotated[str, Field(max_length=MAX_TVMSCRIPT)]
+    tvmscript: str = Field(max_length=MAX_TVMSCRIPT)
 
 
 class HashProgram(RequestModel):
     """A program that was registered by ``POST /programs``, or sent before and still cached."""
 
-    hash: Annotated[
-        str, Field(pattern="^[0-9a-f]{32}$", description="Its structural hash: `program_hash` of an answer.")
-    ]
+    hash: str = Field(pattern="^[0-9a-f]{32}$", description="Its structural hash: `program_hash` of an answer.")
 
 
 def _form(value: Any) -> str | None:

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
-from fastapi import APIRouter, Request, Response
 from pydantic import BeforeValidator, Field, create_model
 
 from cdmpp.devices.loading import resolve_device
@@ -24,11 +23,9 @@ from cdmpp.predict.requests.request import WholeNumber
 from cdmpp.programs.elements import canonical_dtype
 from cdmpp_server.curve import MAX_DEVICES
 from cdmpp_server.fields import Device
-from cdmpp_server.openapi import Schema, add_models, ref
-from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned, describe_planned
+from cdmpp_server.planned import Endpoint, Find, planned
 from cdmpp_server.predict.schema import ModelName
 from cdmpp_server.schema_base import AnswerModel, RequestModel
-from cdmpp_server.settings import Settings
 
 #: Fields of a configuration; published ones have fewer than a hundred.
 MAX_CONFIG_FIELDS = 1000
@@ -72,14 +69,12 @@ def _annotation(option: RequestOption) -> Any:
 
 class _Model(RequestModel):
     config: Config
-    engine: Annotated[
-        str | dict[str, Any] | None,
-        Field(
-            max_length=100,
-            description="What the serving engine adds to its kernels: the name of a profile, or the fields of one "
-            f"(docs/llm.md). null: the current profile of `framework`, else {defaults.ENGINE}.",
-        ),
-    ] = None
+    engine: str | dict[str, Any] | None = Field(
+        None,
+        max_length=100,
+        description="What the serving engine adds to its kernels: the name of a profile, or the fields of one "
+        f"(docs/llm.md). null: the current profile of `framework`, else {defaults.ENGINE}.",
+    )
     network: Network = None
     model: ModelName = None
 
@@ -95,49 +90,49 @@ class LlmRequest(_Model):
 class LlmDevicesRequest(_Model):
     """A language model on several devices."""
 
-    devices: Annotated[list[Device], Field(min_length=1, max_length=MAX_DEVICES)]
+    devices: list[Device] = Field(min_length=1, max_length=MAX_DEVICES)
 
 
 class CalibrateRequest(RequestModel):
     """Measured durations of a server of one's own."""
 
-    config: Annotated[dict[str, Any], Field(max_length=MAX_CONFIG_FIELDS, description="As of `/llm`.")]
+    config: dict[str, Any] = Field(max_length=MAX_CONFIG_FIELDS, description="As of `/llm`.")
     device: Device
-    measurements: Annotated[
-        list[dict[str, Any]],
-        Field(
-            min_length=MIN_ROWS,
-            max_length=MAX_MEASUREMENTS,
-            description=f"Objects with batch (or rate), input, output; optionally {', '.join(LAYOUT | TYPES)}, "
-            "config, device, closed_loop, prefix_hit; one or more of total_s, ttft_s, tpot_s.",
-        ),
-    ]
-    engine: Annotated[
-        str | dict[str, Any], Field(max_length=100, description="The profile to start from, by name or fields.")
-    ] = defaults.ENGINE
+    measurements: list[dict[str, Any]] = Field(
+        min_length=MIN_ROWS,
+        max_length=MAX_MEASUREMENTS,
+        description=f"Objects with batch (or rate), input, output; optionally {', '.join(LAYOUT | TYPES)}, "
+        "config, device, closed_loop, prefix_hit; one or more of total_s, ttft_s, tpot_s.",
+    )
+    engine: str | dict[str, Any] = Field(
+        defaults.ENGINE, max_length=100, description="The profile to start from, by name or fields."
+    )
     model: ModelName = None
 
 
 class CalibrateAnswer(AnswerModel):
     """A fitted profile, and how well it fits; errors are means of abs(predicted / measured - 1)."""
 
-    profile: Annotated[dict[str, Any], Field(description="An `engine` of `/llm`.")]
+    profile: dict[str, Any] = Field(description="An `engine` of `/llm`.")
     rows: int
-    before: Annotated[float, Field(description="Error with the profile at the start.")]
-    after: Annotated[float, Field(description="Error with the fitted profile.")]
-    left_out: Annotated[float | None, Field(description="Error of rows left out of the fit; null for two rows.")]
-    undetermined: Annotated[list[str], Field(description="What the measurements say little about.")]
-    waves: Annotated[bool, Field(description="Whether requests of closed loops stayed together.")]
+    before: float = Field(description="Error with the profile at the start.")
+    after: float = Field(description="Error with the fitted profile.")
+    left_out: float | None = Field(description="Error of rows left out of the fit; null for two rows.")
+    undetermined: list[str] = Field(description="What the measurements say little about.")
+    waves: bool = Field(description="Whether requests of closed loops stayed together.")
 
 
 @with_options(LAYOUT)
 class PrefillPoolFields(RequestModel):
     """Devices that compute the prompts, while those of the request decode."""
 
-    device: Annotated[Device | None, Field(description="null: the same.")] = None
-    bytes_per_s: Annotated[
-        float, Field(ge=1e6, le=1e14, description="At which each device sends its part of the cache; default assumed.")
-    ] = NETWORK_BYTES_PER_S
+    device: Device | None = Field(None, description="null: the same.")
+    bytes_per_s: float = Field(
+        NETWORK_BYTES_PER_S,
+        ge=1e6,
+        le=1e14,
+        description="At which each device sends its part of the cache; default assumed.",
+    )
 
 
 @with_options(
@@ -151,27 +146,26 @@ class SimulateRequest(_Model):
     """Requests to a language model that is served: one of requests, concurrency and rate."""
 
     device: Device
-    requests: Annotated[
-        list[Annotated[list[float], Field(min_length=3, max_length=3)]] | None,
-        Field(min_length=1, max_length=MAX_SIMULATED, description="Arrival in seconds, tokens of prompt and answer."),
-    ] = None
+    requests: list[Annotated[list[float], Field(min_length=3, max_length=3)]] | None = Field(
+        None, min_length=1, max_length=MAX_SIMULATED, description="Arrival in seconds, tokens of prompt and answer."
+    )
     prefill_pool: PrefillPoolFields | None = None
 
 
 class Spread(AnswerModel):
     """Seconds over the requests."""
 
-    mean: Annotated[float, Field(ge=0)]
-    p50: Annotated[float, Field(ge=0)]
-    p90: Annotated[float, Field(ge=0)]
-    p99: Annotated[float, Field(ge=0)]
+    mean: float = Field(ge=0)
+    p50: float = Field(ge=0)
+    p90: float = Field(ge=0)
+    p99: float = Field(ge=0)
 
 
 class BoundedSpread(Spread):
     """Seconds over the requests, with an 80 % interval of the mean."""
 
-    mean_lower: Annotated[float, Field(ge=0)]
-    mean_upper: Annotated[float, Field(ge=0)]
+    mean_lower: float = Field(ge=0)
+    mean_upper: float = Field(ge=0)
 
 
 class SimulateAnswer(AnswerModel):
@@ -182,13 +176,13 @@ class SimulateAnswer(AnswerModel):
     engine: str
     gpus: int
     requests: int
-    warmup_requests: Annotated[int, Field(description="Of them, those at the beginning that the spreads leave out.")]
-    warmup_ttft_s: Annotated[Spread | None, Field(description="First tokens of those; null without a warm-up.")]
-    ttft_s: Annotated[BoundedSpread, Field(description="From arrival to the first token.")]
-    tpot_s: Annotated[BoundedSpread | None, Field(description="Between tokens; null where all have one token.")]
-    latency_s: Annotated[BoundedSpread, Field(description="From arrival to the last token.")]
-    queue_s: Annotated[Spread, Field(description="From the front end to the first step of the prompt.")]
-    single_token: Annotated[int, Field(description="Requests of one token, left out of tpot_s.")]
+    warmup_requests: int = Field(description="Of them, those at the beginning that the spreads leave out.")
+    warmup_ttft_s: Spread | None = Field(description="First tokens of those; null without a warm-up.")
+    ttft_s: BoundedSpread = Field(description="From arrival to the first token.")
+    tpot_s: BoundedSpread | None = Field(description="Between tokens; null where all have one token.")
+    latency_s: BoundedSpread = Field(description="From arrival to the last token.")
+    queue_s: Spread = Field(description="From the front end to the first step of the prompt.")
+    single_token: int = Field(description="Requests of one token, left out of tpot_s.")
     duration_s: float
     requests_per_s: float
     throughput_tokens_per_s: float
@@ -196,14 +190,14 @@ class SimulateAnswer(AnswerModel):
     throughput_upper_tokens_per_s: float
     throughput_tokens_per_s_per_gpu: float
     steps: int
-    preemptions: Annotated[int, Field(description="Requests that gave up their cache and were computed again.")]
-    cache_share: Annotated[float, Field(description="Largest share of the cache in use.")]
-    relative_lower: Annotated[float, Field(description="80 % interval of a step's duration, as factors of it.")]
+    preemptions: int = Field(description="Requests that gave up their cache and were computed again.")
+    cache_share: float = Field(description="Largest share of the cache in use.")
+    relative_lower: float = Field(description="80 % interval of a step's duration, as factors of it.")
     relative_upper: float
     domain: Literal["in", "near", "out"]
-    domain_reason: Annotated[str, Field(description="The engine, and the largest part that is not `in`.")]
-    domain_shares: Annotated[dict[str, float], Field(description="Share of the predicted time by domain.")]
-    remarks: Annotated[list[str], Field(description="What was assumed.")]
+    domain_reason: str = Field(description="The engine, and the largest part that is not `in`.")
+    domain_shares: dict[str, float] = Field(description="Share of the predicted time by domain.")
+    remarks: list[str] = Field(description="What was assumed.")
 
 
 class LlmMemory(AnswerModel):
@@ -213,18 +207,18 @@ class LlmMemory(AnswerModel):
     kv_cache: int
     activations: int
     total: int
-    device: Annotated[float | None, Field(description="Capacity of the device; null: not published.")]
+    device: float | None = Field(description="Capacity of the device; null: not published.")
 
 
 class LlmPart(AnswerModel):
     """Time of an operator or collective in one phase."""
 
     phase: Literal["prefill", "decode"]
-    name: Annotated[str, Field(description="Its place in the model, such as qkv_proj.")]
-    operator: Annotated[str, Field(description="Operator or collective; `host` for host time.")]
-    count: Annotated[int, Field(ge=1, description="Runs in the phase.")]
-    seconds: Annotated[float, Field(ge=0)]
-    share: Annotated[float, Field(ge=0, description="Of total_s.")]
+    name: str = Field(description="Its place in the model, such as qkv_proj.")
+    operator: str = Field(description="Operator or collective; `host` for host time.")
+    count: int = Field(ge=1, description="Runs in the phase.")
+    seconds: float = Field(ge=0)
+    share: float = Field(ge=0, description="Of total_s.")
 
 
 Step = Annotated[Seconds | None, Field(description="null for a single output token.")]
@@ -233,7 +227,7 @@ Step = Annotated[Seconds | None, Field(description="null for a single output tok
 class _EstimatedModel(AnswerModel):
     model_id: str
     model_type: str
-    parameters: Annotated[int, Field(description="Number of parameters of the language model.")]
+    parameters: int = Field(description="Number of parameters of the language model.")
 
 
 _SETTINGS: dict[str, Any] = {name: (hint, ...) for name, hint in get_type_hints(EstimateSettings).items()}
@@ -245,30 +239,30 @@ class LlmAnswer(_WithSettings):  # its fields begin with those of EstimateSettin
     """Estimate of a batch from prompt to last token, with the settings of the request."""
 
     gpus: int
-    prefill_s: Annotated[Seconds, Field(description="The step over all prompts.")]
+    prefill_s: Seconds = Field(description="The step over all prompts.")
     prefill_lower_s: Seconds
     prefill_upper_s: Seconds
-    decode_s: Annotated[Seconds | None, Field(description="The median decode step; null for a single output token.")]
+    decode_s: Seconds | None = Field(description="The median decode step; null for a single output token.")
     decode_lower_s: Step
     decode_upper_s: Step
-    total_s: Annotated[Seconds, Field(description="Prefill and all decode steps.")]
+    total_s: Seconds = Field(description="Prefill and all decode steps.")
     total_lower_s: Seconds
     total_upper_s: Seconds
-    ttft_s: Annotated[Seconds, Field(description="Time to the first token.")]
+    ttft_s: Seconds = Field(description="Time to the first token.")
     ttft_lower_s: Seconds
     ttft_upper_s: Seconds
-    tpot_s: Annotated[Seconds | None, Field(description="The mean decode step; null for a single output token.")]
+    tpot_s: Seconds | None = Field(description="The mean decode step; null for a single output token.")
     tpot_lower_s: Step
     tpot_upper_s: Step
-    throughput_tokens_per_s: Annotated[float, Field(gt=0, description="Output tokens of the batch over total_s.")]
-    throughput_lower_tokens_per_s: Annotated[float, Field(gt=0)]
-    throughput_upper_tokens_per_s: Annotated[float, Field(gt=0)]
+    throughput_tokens_per_s: float = Field(gt=0, description="Output tokens of the batch over total_s.")
+    throughput_lower_tokens_per_s: float = Field(gt=0)
+    throughput_upper_tokens_per_s: float = Field(gt=0)
     memory_bytes: LlmMemory
     domain: Literal["in", "near", "out"]
-    domain_reason: Annotated[str, Field(description="The engine, and the largest part that is not `in`.")]
-    domain_shares: Annotated[dict[str, float], Field(description="Share of the predicted time by domain.")]
+    domain_reason: str = Field(description="The engine, and the largest part that is not `in`.")
+    domain_shares: dict[str, float] = Field(description="Share of the predicted time by domain.")
     parts: list[LlmPart]
-    left_out: Annotated[list[str], Field(description="Parts of the configuration for other inputs than text.")]
+    left_out: list[str] = Field(description="Parts of the configuration for other inputs than text.")
     remarks: list[str]
 
 
@@ -312,49 +306,10 @@ EXAMPLE_MODEL: dict[str, Any] = {
     },
     "device": "h100-sxm",
 }
+_MEASURED = [{"batch": n, "input": 1024, "output": 128, "total_s": s} for n, s in ((1, 1.2), (32, 2.6))]
 
 
-def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
-    """Add request, response and problems of ``/llm``."""
-    add_models(schemas, LlmRequest, LlmDevicesRequest, LlmAnswer, LlmAnswers, CalibrateRequest, CalibrateAnswer)
-    add_models(schemas, SimulateRequest, SimulateAnswer)
-    requests = {"concurrency": 16, "output": 64, "count": 32}
-    rows = [{"batch": n, "input": 1024, "output": 128, "total_s": s} for n, s in ((1, 1.2), (32, 2.6))]
-    note = f"A model has some 50 to 200 predictions for each device; at most {settings.max_items:,} in one request. "
-    served = ref("SimulateAnswer"), "Times, throughput and use of the cache."
-    describe_planned(document, "/llm/simulate", ref("SimulateRequest"), {**EXAMPLE_MODEL, **requests}, served, _MEANING)
-    fitted = ref("CalibrateAnswer"), "The profile and its errors."
-    example = {**EXAMPLE_MODEL, "measurements": rows}
-    describe_planned(document, "/llm/calibrate", ref("CalibrateRequest"), example, fitted, _MEANING)
-    body = {"oneOf": [ref("LlmRequest"), ref("LlmDevicesRequest")]}
-    estimated = {"oneOf": [ref("LlmAnswer"), ref("LlmAnswers")]}, "The estimate, or those of `devices`."
-    example = {**EXAMPLE_MODEL, "batch": 8, "input": 1024, "output": 128}
-    describe_planned(document, "/llm", body, example, estimated, _MEANING, note)
-
-
-router = APIRouter()
 Body = LlmRequest | LlmDevicesRequest
-
-
-@router.post("/llm", summary="Estimate a language model", response_class=Response)
-async def llm(request: Request) -> Response:
-    """Estimate latency, throughput and memory of a batch of requests to a language model.
-
-    With `devices`, a device without an estimate is an `error` at its place.
-    """
-    return await answer_planned(request)
-
-
-@router.post("/llm/simulate", summary="Simulate serving", response_class=Response)
-async def simulate(request: Request) -> Response:
-    """Simulate how an engine serves requests: times to first token and between tokens, queue, throughput."""
-    return await answer_planned(request)
-
-
-@router.post("/llm/calibrate", summary="Fit an engine profile", response_class=Response)
-async def calibrate(request: Request) -> Response:
-    """Fit what an engine adds to its kernels to a few measured durations of a server."""
-    return await answer_planned(request)
 
 
 def _simulation(request: SimulateRequest, find: Find, max_predictions: int) -> ServingPlan:
@@ -408,7 +363,9 @@ class Estimates:
             except CdmppError as error:
                 if self._single:
                     raise
-                self._plans.append(Failed(_name(device), error))
+                self._plans.append(
+                    Failed(str(device if isinstance(device, str) else device.get("name", ""))[:100], error)
+                )
                 continue
             self._plans.append(plan)
             self.queries += plan.queries
@@ -437,24 +394,50 @@ class Estimates:
                 yield Failed(plan.settings.device, error)
 
 
-def _name(device: str | dict[str, Any]) -> str:
-    return str(device if isinstance(device, str) else device.get("name", ""))[:100]
-
-
 def _answer(result: LLMEstimate | Failed) -> dict[str, Any]:
     if isinstance(result, Failed):
         return {"device": result.name, "error": asdict(ErrorInfo.of(result.error))}
     return result.to_dict()
 
 
-def _form_of(value: Any) -> type[Body]:
-    return LlmDevicesRequest if isinstance(value, dict) and "devices" in value else LlmRequest
-
-
-ENDPOINTS["/llm"] = Endpoint(_form_of, Estimates, Estimates.answer)
-ENDPOINTS["/llm/simulate"] = Endpoint(
-    lambda _: SimulateRequest, _simulation, lambda plan, *made: plan.run(*made).to_dict()
-)
-ENDPOINTS["/llm/calibrate"] = Endpoint(
-    lambda _: CalibrateRequest, _calibration, lambda plan, _, predictions: plan.fit(predictions).to_dict()
+router = planned(
+    Endpoint(
+        "/llm",
+        "Estimate a language model",
+        "Estimate latency, throughput and memory of a batch of requests to a language model.\n\n"
+        "With `devices`, a device without an estimate is an `error` at its place.",
+        Estimates,
+        Estimates.answer,
+        (LlmRequest, LlmDevicesRequest),
+        (LlmAnswer, LlmAnswers),
+        "The estimate, or those of `devices`.",
+        {**EXAMPLE_MODEL, "batch": 8, "input": 1024, "output": 128},
+        _MEANING,
+        "A model has some 50 to 200 predictions for each device; at most {most} in one request. ",
+        several="devices",
+    ),
+    Endpoint(
+        "/llm/simulate",
+        "Simulate serving",
+        "Simulate how an engine serves requests: times to first token and between tokens, queue, throughput.",
+        _simulation,
+        lambda plan, *made: plan.run(*made).to_dict(),
+        (SimulateRequest,),
+        (SimulateAnswer,),
+        "Times, throughput and use of the cache.",
+        {**EXAMPLE_MODEL, "concurrency": 16, "output": 64, "count": 32},
+        _MEANING,
+    ),
+    Endpoint(
+        "/llm/calibrate",
+        "Fit an engine profile",
+        "Fit what an engine adds to its kernels to a few measured durations of a server.",
+        _calibration,
+        lambda plan, _, predictions: plan.fit(predictions).to_dict(),
+        (CalibrateRequest,),
+        (CalibrateAnswer,),
+        "The profile and its errors.",
+        {**EXAMPLE_MODEL, "measurements": _MEASURED},
+        _MEANING,
+    ),
 )

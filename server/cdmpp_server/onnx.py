@@ -9,8 +9,8 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
@@ -52,49 +52,42 @@ MAX_DEVICES, MAX_DIMS = 64, 64
 _DIM = r"[^\x00-\x1f]{1,200}=[1-9][0-9]{0,8}"
 
 _TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_TEXT}
+
+
+def _parameter(name: str, description: str, schema: dict[str, Any], **further: Any) -> dict[str, Any]:
+    required = {"required": True} if further.pop("required", False) else {}
+    return {"name": name, "in": "query", **required, "description": description, "schema": schema, **further}
+
+
+def _choice(values: Iterable[str], **further: Any) -> dict[str, Any]:
+    return {"type": "string", "enum": list(values), **further}
+
+
 PARAMETERS: list[dict[str, Any]] = [
-    {
-        "name": "device",
-        "in": "query",
-        "required": True,
-        "description": "Name or alias of a known device (GET /devices); repeat it for several. An unknown "
-        "device gives an error and does not affect the others.",
-        "schema": {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_DEVICES},
-        "example": ["t4", "l4"],
-    },
-    {
-        "name": "protocol",
-        "in": "query",
-        "description": "Measurement protocol of the latency, as in /predict.",
-        "schema": {"type": "string", "enum": list(PROTOCOLS), "default": DEFAULT_PROTOCOL},
-    },
-    {
-        "name": "framework",
-        "in": "query",
-        "description": "Framework that launches the kernels, if known.",
-        "schema": {"type": "string", "enum": list(FRAMEWORKS)},
-    },
-    {
-        "name": "implementation",
-        "in": "query",
-        "description": "How the operators are executed, as in /predict.",
-        "schema": {"type": "string", "enum": list(IMPLEMENTATIONS)},
-    },
-    {
-        "name": "dim",
-        "in": "query",
-        "description": "Size of a dynamic dimension of the model, such as `batch=1`; repeat it for several. Two "
-        "sizes of one dimension give 409.",
-        "schema": {"type": "array", "items": {"type": "string", "pattern": f"^{_DIM}$"}, "maxItems": MAX_DIMS},
-        "example": [],
-    },
-    {
-        "name": "model",
-        "in": "query",
-        "description": "`model_id` of a loaded model (GET /models). Default: the base model.",
-        "schema": _TEXT,
-    },
+    _parameter(
+        "device",
+        "Name or alias of a known device (GET /devices); repeat it for several. An unknown device gives an error and "
+        "does not affect the others.",
+        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_DEVICES},
+        required=True,
+        example=["t4", "l4"],
+    ),
+    _parameter(
+        "protocol", "Measurement protocol of the latency, as in /predict.", _choice(PROTOCOLS, default=DEFAULT_PROTOCOL)
+    ),
+    _parameter("framework", "Framework that launches the kernels, if known.", _choice(FRAMEWORKS)),
+    _parameter("implementation", "How the operators are executed, as in /predict.", _choice(IMPLEMENTATIONS)),
+    _parameter(
+        "dim",
+        "Size of a dynamic dimension of the model, such as `batch=1`; repeat it for several. Two sizes of one "
+        "dimension give 409.",
+        {"type": "array", "items": {"type": "string", "pattern": f"^{_DIM}$"}, "maxItems": MAX_DIMS},
+        example=[],
+    ),
+    _parameter("model", "`model_id` of a loaded model (GET /models). Default: the base model.", _TEXT),
 ]
+#: Options that define the latency, and their values.
+_OPTIONS = {"protocol": PROTOCOLS, "framework": FRAMEWORKS, "implementation": IMPLEMENTATIONS}
 
 
 @dataclass(frozen=True)
@@ -128,26 +121,20 @@ class ModelQuery:
         devices = _texts("device", given, MAX_DEVICES, _is_name, f"a text of 1 to {MAX_TEXT} characters")
         if not devices:
             raise _refused("device", "missing: name at least one device, such as device=t4")
-        protocol = _single("protocol", given, PROTOCOLS.__contains__, "one of " + ", ".join(PROTOCOLS))
-        framework = _single("framework", given, FRAMEWORKS.__contains__, "one of " + ", ".join(FRAMEWORKS))
-        allowed = "one of " + ", ".join(IMPLEMENTATIONS)
-        implementation = _single("implementation", given, IMPLEMENTATIONS.__contains__, allowed)
-        return cls(
-            tuple(devices),
-            cast(Protocol, protocol or DEFAULT_PROTOCOL),
-            cast(Framework | None, framework),
-            cast(Implementation | None, implementation),
-            _dims(_texts("dim", given, MAX_DIMS, _is_dim, "NAME=SIZE, such as batch=1")),
-            _single("model", given, _is_name, f"a text of 1 to {MAX_TEXT} characters"),
+        options: dict[str, Any] = {
+            name: _single(name, given, allowed.__contains__, "one of " + ", ".join(allowed))
+            for name, allowed in _OPTIONS.items()
+        }
+        dims = _dims(
+            _texts("dim", given, MAX_DIMS, lambda text: bool(re.fullmatch(_DIM, text)), "NAME=SIZE, such as batch=1")
         )
+        model = _single("model", given, _is_name, f"a text of 1 to {MAX_TEXT} characters")
+        options["protocol"] = options["protocol"] or DEFAULT_PROTOCOL
+        return cls(tuple(devices), **options, dims=dims, model=model)
 
 
 def _is_name(text: str) -> bool:
     return 1 <= len(text) <= MAX_TEXT
-
-
-def _is_dim(text: str) -> bool:
-    return re.fullmatch(_DIM, text) is not None
 
 
 def _texts(
@@ -201,23 +188,21 @@ class DeviceTotal(AnswerModel):
     """Sum of the predicted kernel latencies on one device, without the gaps between kernels."""
 
     device: str
-    latency_s: Annotated[Seconds | None, Field(description="Sum over the predicted launches; null if there is none.")]
-    lower_s: Annotated[
-        Seconds | None, Field(description="Sum of the lower bounds, as if all errors had the same sign.")
-    ]
+    latency_s: Seconds | None = Field(description="Sum over the predicted launches; null if there is none.")
+    lower_s: Seconds | None = Field(description="Sum of the lower bounds, as if all errors had the same sign.")
     upper_s: Seconds | None
-    domain: Annotated[
-        Domain | None, Field(description="in: at least 90 % of the time is in; near: at most 10 % is out; else out.")
-    ]
-    domain_shares: Annotated[
-        dict[Domain, _Share] | None, Field(description="Share of latency_s that the programs of each domain have.")
-    ]
-    domain_reason: Annotated[str | None, Field(description="The largest part that is not `in`; null: none.")]
-    lower_bound: Annotated[
-        bool, Field(description="Whether nodes without a program or launches without a prediction are left out.")
-    ]
-    launches: Annotated[int, Field(ge=0, description="Number of program launches in one pass of the model.")]
-    launches_predicted: Annotated[int, Field(ge=0, description="Number of launches in the sum.")]
+    domain: Domain | None = Field(
+        description="in: at least 90 % of the time is in; near: at most 10 % is out; else out."
+    )
+    domain_shares: dict[Domain, _Share] | None = Field(
+        description="Share of latency_s that the programs of each domain have."
+    )
+    domain_reason: str | None = Field(description="The largest part that is not `in`; null: none.")
+    lower_bound: bool = Field(
+        description="Whether nodes without a program or launches without a prediction are left out."
+    )
+    launches: int = Field(ge=0, description="Number of program launches in one pass of the model.")
+    launches_predicted: int = Field(ge=0, description="Number of launches in the sum.")
 
 
 class ProgramAnswer(AnswerModel):
@@ -230,11 +215,10 @@ class ProgramAnswer(AnswerModel):
     upper_s: Seconds
     domain: Domain
     domain_score: float
-    roofline_s: Annotated[float, Field(ge=0)]
-    prediction_id: Annotated[
-        Annotated[str, Field(max_length=MAX_ID)] | None,
-        Field(description="Identifies this result in POST /observe; null as in a result of /predict."),
-    ]
+    roofline_s: float = Field(ge=0)
+    prediction_id: Annotated[str, Field(max_length=MAX_ID)] | None = Field(
+        description="Identifies this result in POST /observe; null as in a result of /predict."
+    )
     domain_reason: Reason = ""
 
 
@@ -248,19 +232,16 @@ class ProgramFailure(AnswerModel):
 class ModelProgram(AnswerModel):
     """A kernel that the model launches."""
 
-    name: Annotated[str, Field(description="The operator as text.")]
+    name: str = Field(description="The operator as text.")
     program_hash: str
-    program: Annotated[
-        dict[str, Any],
-        Field(
-            description="The operator with all fields, in the form of an item of /predict.",
-            json_schema_extra={k: OPERATOR_SCHEMA[k] for k in ("required", "properties")},
-        ),
-    ]
-    count: Annotated[_Count, Field(description="Number of launches in one pass of the model.")]
-    answers: Annotated[
-        list[ProgramAnswer | ProgramFailure], Field(description="One entry per device, in the order of the query.")
-    ]
+    program: dict[str, Any] = Field(
+        description="The operator with all fields, in the form of an item of /predict.",
+        json_schema_extra={k: OPERATOR_SCHEMA[k] for k in ("required", "properties")},
+    )
+    count: _Count = Field(description="Number of launches in one pass of the model.")
+    answers: list[ProgramAnswer | ProgramFailure] = Field(
+        description="One entry per device, in the order of the query."
+    )
 
 
 class UnsupportedNodes(AnswerModel):
@@ -277,10 +258,10 @@ class ModelResponse(AnswerModel):
     model_id: str
     protocol: Protocol
     framework: Framework | None
-    devices: Annotated[list[DeviceTotal], Field(description="In the order of the query.")]
-    programs: Annotated[
-        list[ModelProgram], Field(description="Most expensive first: count times latency, summed over all devices.")
-    ]
+    devices: list[DeviceTotal] = Field(description="In the order of the query.")
+    programs: list[ModelProgram] = Field(
+        description="Most expensive first: count times latency, summed over all devices."
+    )
     unsupported: list[UnsupportedNodes]
 
 
@@ -365,14 +346,6 @@ def model_answer(
     }
 
 
-def counted(predictions: Sequence[Prediction]) -> tuple[list[tuple[str, str]], list[str]]:
-    """(device, domain) of the predictions and the codes of the errors, for the metrics."""
-    predicted: list[tuple[str, str]] = [
-        (p.device, p.domain) for p in predictions if p.error is None and p.domain is not None
-    ]
-    return predicted, [p.error.code for p in predictions if p.error is not None]
-
-
 def device_of(artifact: Any, name: str) -> Device:
     """The device of this name, or the error."""
     # By name and never load_device: a client's text must not be used as a path on this machine.
@@ -396,18 +369,9 @@ def _total(
 ) -> dict[str, Any]:
     counted = [(None if isinstance(r, ErrorInfo) else r, count) for count, r in zip(counts, column, strict=True)]
     total = PredictionTotal.of(counted, left_out=left_out)
-    return {
-        "device": device,
-        "latency_s": total.latency_s,
-        "lower_s": total.lower_s,
-        "upper_s": total.upper_s,
-        "domain": total.domain,
-        "domain_shares": total.domain_shares,
-        "domain_reason": total.domain_reason,
-        "lower_bound": total.lower_bound,
-        "launches": sum(counts),
-        "launches_predicted": total.launches,
-    }
+    names = ("latency_s", "lower_s", "upper_s", "domain", "domain_shares", "domain_reason", "lower_bound")
+    figures = {name: getattr(total, name) for name in names}
+    return {"device": device, **figures, "launches": sum(counts), "launches_predicted": total.launches}
 
 
 def _answer(
@@ -416,16 +380,11 @@ def _answer(
     error = result if isinstance(result, ErrorInfo) else result.error
     if error is not None or isinstance(result, ErrorInfo) or isinstance(device, Failed):
         assert error is not None
-        return {"device": device.name, "error": {"code": error.code, "message": error.message, "hint": error.hint}}
+        return {"device": device.name, "error": asdict(error)}
+    names = ("implementation", "latency_s", "lower_s", "upper_s", "domain", "domain_score", "roofline_s")
     return {
         "device": device.name,
-        "implementation": result.implementation,
-        "latency_s": result.latency_s,
-        "lower_s": result.lower_s,
-        "upper_s": result.upper_s,
-        "domain": result.domain,
-        "domain_score": result.domain_score,
-        "roofline_s": result.roofline_s,
+        **{name: getattr(result, name) for name in names},
         "prediction_id": None if signer is None else next(receipts) + signer.content(result, device.digest()),
         **reason_field(result),
     }
@@ -459,7 +418,7 @@ async def predict_model(request: Request) -> Response:
             return json.dumps(response, allow_nan=False, separators=(",", ":")).encode()
 
         text = render() if len(queries) <= _INLINE_ROWS else await asyncio.to_thread(render)
-        state.metrics.items(*counted(predictions))
+        state.metrics.predictions(predictions)
     return Response(text, media_type="application/json")
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from fastapi import Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from cdmpp.devices.loading import from_mapping
@@ -24,12 +24,13 @@ from cdmpp.predict.prediction import DEFAULT_QUANTILES, Prediction, Query
 from cdmpp.utils.lru import Lru
 from cdmpp_server.body import INLINE_BYTES, JSON, check, parse_json, read_json_body
 from cdmpp_server.concurrency import DESCRIPTION, Deadline, cancel_on_disconnect
-from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_problems
+from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.operate.middleware import count_items
 from cdmpp_server.predict.service import bugs_hidden
 from cdmpp_server.problems import ProblemError, SchemaViolation
 from cdmpp_server.queries import decode_prices, decode_queries, encode_prices, encode_queries
 from cdmpp_server.sandbox.worker import WorkerReply
+from cdmpp_server.settings import Settings
 
 #: Queries of plans that a process keeps, and models whose devices it keeps.
 _MAX_KEPT_QUERIES, _MAX_KEPT_MODELS = 50_000, 16
@@ -49,33 +50,62 @@ class QueryPlan(Protocol):
 class Endpoint:
     """Work of an endpoint in a planning process. A :class:`CdmppError` of its functions becomes a problem."""
 
-    #: From the JSON value of the body to its pydantic model, which has a field ``model``.
-    form_of: Callable[[Any], type[BaseModel]]
+    path: str
+    summary: str
+    description: str
     #: From the form, a function that finds devices by name, and the most predictions of a request.
     plan_of: Callable[[Any, Find, int], QueryPlan]
     #: From the plan, the model's id and the predictions of its queries to a JSON value.
     answer_of: Callable[[Any, str, Sequence[Prediction]], dict[str, Any]]
+    #: Models of the body, with a field ``model``, and of the answer.
+    forms: tuple[type[BaseModel], ...]
+    answers: tuple[type[BaseModel], ...]
+    answer: str  # description of the answer
+    example: Any
+    meaning: Mapping[int, str]  # of statuses
+    note: str = ""  # where the description continues; {most} are the most predictions
+    several: str = ""  # the field that only the second of ``forms`` has
+
+    def form_of(self, value: Any) -> type[BaseModel]:
+        """The model of the JSON value of a body."""
+        return self.forms[1 if self.several and isinstance(value, dict) and self.several in value else 0]
 
 
 #: By path; the modules of the endpoints fill it.
 ENDPOINTS: dict[str, Endpoint] = {}
 
 
-def describe_planned(
-    document: Schema,
-    path: str,
-    body: Schema,
-    example: Any,
-    answer: tuple[Schema, str],
-    meaning: dict[int, str],
-    note: str = "",
-) -> None:
-    """Add the description, which begins with ``note``, body, answer and problems of one of :data:`ENDPOINTS`."""
-    operation = document["paths"][path]["post"]
-    operation["description"] += f"\n\n{note}{DESCRIPTION}"
-    add_body(operation, body, example)
-    add_answer(operation, *answer)
-    add_problems(operation, 404, 409, *BODY_PROBLEMS, meaning=meaning)
+def planned(*endpoints: Endpoint) -> APIRouter:
+    """The routes of endpoints, which :data:`ENDPOINTS` then has."""
+    router = APIRouter()
+    for endpoint in endpoints:
+        ENDPOINTS[endpoint.path] = endpoint
+        router.add_api_route(
+            endpoint.path,
+            answer_planned,
+            methods=["POST"],
+            name=endpoint.path.rpartition("/")[2].replace("-", "_"),
+            summary=endpoint.summary,
+            description=endpoint.description,
+            response_class=Response,
+        )
+    return router
+
+
+def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
+    """Add descriptions, models, bodies, answers and problems of :data:`ENDPOINTS`."""
+    for path, endpoint in ENDPOINTS.items():
+        add_models(schemas, *endpoint.forms, *endpoint.answers)
+        operation = document["paths"][path]["post"]
+        operation["description"] += f"\n\n{endpoint.note.format(most=f'{settings.max_items:,}')}{DESCRIPTION}"
+        add_body(operation, _one_of(endpoint.forms), endpoint.example)
+        add_answer(operation, _one_of(endpoint.answers), endpoint.answer)
+        add_problems(operation, 404, 409, *BODY_PROBLEMS, meaning=endpoint.meaning)
+
+
+def _one_of(models: Sequence[type[BaseModel]]) -> Schema:
+    refs = [ref(model.__name__) for model in models]
+    return refs[0] if len(refs) == 1 else {"oneOf": refs}
 
 
 async def answer_planned(request: Request) -> Response:
@@ -116,10 +146,7 @@ async def _answer(request: Request, path: str, body: bytes, deadline: Deadline) 
         queries = await state.service.do(len(listed) <= INLINE_BYTES, partial(decode_queries, listed), deadline)
         count_items(request, len(queries))
         predictions = await state.batcher.ask(predictor, queries, reply["levels"], deadline)
-        state.metrics.items(
-            [(prediction.device, prediction.domain) for prediction in predictions if prediction.domain is not None],
-            [prediction.error.code for prediction in predictions if prediction.error is not None],
-        )
+        state.metrics.predictions(predictions)
         prices = await state.service.do(len(queries) <= 256, partial(encode_prices, predictions), deadline)
         return (await run("answer", prices, reply["seconds"]))[1]
 

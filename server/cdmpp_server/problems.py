@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -23,35 +23,26 @@ REFUSED = "cdmpp.refused"
 
 #: Status of a refused request by error code. The error of one item in a batch has the same code.
 STATUS_BY_CODE = {
-    "malformed_json": 400,
-    "unauthorized": 401,
-    "forbidden": 403,
-    "not_found": 404,
-    "unknown_device": 404,
-    "unknown_model": 404,
-    "unknown_program": 404,
-    "unknown_job": 404,
-    "method_not_allowed": 405,
-    "body_timeout": 408,
-    "header_timeout": 408,
-    "body_too_large": 413,
-    "unsupported_media_type": 415,
-    "unknown_host": 421,
-    "invalid_request": 422,
-    "invalid_program": 422,
-    "unsupported_operator": 422,
-    "invalid_device": 422,
-    "rate_limited": 429,
-    "quota_exceeded": 429,
-    "headers_too_large": 431,
-    "internal_error": 500,
-    "overloaded": 503,
-    "not_ready": 503,
-    "store_unavailable": 503,
-    "deadline_exceeded": 504,
+    code: status
+    for status, codes in {
+        400: ("malformed_json",),
+        401: ("unauthorized",),
+        403: ("forbidden",),
+        404: ("not_found", "unknown_device", "unknown_model", "unknown_program", "unknown_job"),
+        405: ("method_not_allowed",),
+        408: ("body_timeout", "header_timeout"),
+        413: ("body_too_large",),
+        415: ("unsupported_media_type",),
+        421: ("unknown_host",),
+        422: ("invalid_request", "invalid_program", "unsupported_operator", "invalid_device"),
+        429: ("rate_limited", "quota_exceeded"),
+        431: ("headers_too_large",),
+        500: ("internal_error",),
+        503: ("overloaded", "not_ready", "store_unavailable"),
+        504: ("deadline_exceeded",),
+    }.items()
+    for code in codes
 }
-
-
 #: Default Retry-After of a 503 in seconds.
 _RETRY_S = {"store_unavailable": 5}
 
@@ -59,26 +50,24 @@ _RETRY_S = {"store_unavailable": 5}
 class SchemaViolation(AnswerModel):
     """A part of the body that violates the published schema."""
 
-    path: Annotated[str, Field(description="Path of the value, such as items.3.program.")]
-    message: Annotated[str, Field(description="What is wrong with the value.")]
+    path: str = Field(description="Path of the value, such as items.3.program.")
+    message: str = Field(description="What is wrong with the value.")
 
 
 class Problem(AnswerModel):
     """Reason for which a whole request was refused (RFC 9457)."""
 
-    type: Annotated[str, Field(description="Always about:blank; `code` identifies the kind of problem.")] = (
-        "about:blank"
+    type: str = Field("about:blank", description="Always about:blank; `code` identifies the kind of problem.")
+    title: str = Field(description="The standard phrase of the status.")
+    status: int = Field(ge=400, le=599)
+    code: str = Field(description="Stable identifier for programs.", pattern="^[a-z_]+$")
+    detail: str = Field(description="What is wrong, in one line.")
+    hint: str = Field("", description="What to do; may be empty.")
+    errors: list[SchemaViolation] | None = Field(
+        None, description="The first few schema violations of an invalid request."
     )
-    title: Annotated[str, Field(description="The standard phrase of the status.")]
-    status: Annotated[int, Field(ge=400, le=599)]
-    code: Annotated[str, Field(description="Stable identifier for programs.", pattern="^[a-z_]+$")]
-    detail: Annotated[str, Field(description="What is wrong, in one line.")]
-    hint: Annotated[str, Field(description="What to do; may be empty.")] = ""
-    errors: Annotated[
-        list[SchemaViolation] | None, Field(description="The first few schema violations of an invalid request.")
-    ] = None
-    item: Annotated[int | None, Field(ge=0, description="With strict: position of the failed item.")] = None
-    id: Annotated[str | None, Field(description="With strict: id of the failed item.")] = None
+    item: int | None = Field(None, ge=0, description="With strict: position of the failed item.")
+    id: str | None = Field(None, description="With strict: id of the failed item.")
 
 
 class ProblemError(Exception):

@@ -84,15 +84,9 @@ class ProcessKind:
             _log.error("a %s failed: %s", self.process, reply["bug"])
             raise internal_error()
         if "refused" in reply:
-            refused = reply["refused"]
-            raise ProblemError(
-                refused["code"],
-                refused["message"],
-                refused["hint"],
-                status=refused["status"],
-                item=refused.get("item"),
-                errors=[SchemaViolation(**violation) for violation in refused.get("errors", ())] or None,
-            )
+            code, message, hint, status = (reply["refused"][name] for name in ("code", "message", "hint", "status"))
+            errors = [SchemaViolation(**violation) for violation in reply["refused"].get("errors", ())] or None
+            raise ProblemError(code, message, hint, status=status, item=reply["refused"].get("item"), errors=errors)
 
 
 PLANNING = ProcessKind(

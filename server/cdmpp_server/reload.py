@@ -115,20 +115,18 @@ _MEANING = {
 class ReloadRequest(RequestModel):
     """Which proposal to take; without a body or this field the present one stays."""
 
-    proposal: Annotated[
-        Annotated[str, Field(pattern=ID_PATTERN)] | None,
-        Field(
-            description="Job that proposed an adapted model (`proposal` of GET /observe): every worker loads it, also "
-            "after a restart. null: no proposal, only the model folder."
-        ),
-    ] = None
+    proposal: Annotated[str, Field(pattern=ID_PATTERN)] | None = Field(
+        None,
+        description="Job that proposed an adapted model (`proposal` of GET /observe): every worker loads it, also "
+        "after a restart. null: no proposal, only the model folder.",
+    )
 
 
 class Reloaded(AnswerModel):
     """All workers use this model now."""
 
     model_id: str
-    workers: Annotated[int, Field(ge=1)]
+    workers: int = Field(ge=1)
 
 
 def install(app: FastAPI, settings: Settings) -> None:

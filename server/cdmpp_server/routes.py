@@ -26,18 +26,17 @@ _MAX_NAME = 200
 class Health(AnswerModel):
     """The process is running."""
 
-    status: Annotated[str, Field(pattern="^ok$")] = "ok"
+    status: str = Field("ok", pattern="^ok$")
 
 
 class Ready(AnswerModel):
     """The golden prediction succeeded."""
 
-    status: Annotated[str, Field(pattern="^ready$")] = "ready"
+    status: str = Field("ready", pattern="^ready$")
     model_id: str
-    observations: Annotated[
-        Literal["ready", "unavailable"],
-        Field(description="State of the database of /observe; predictions do not need it."),
-    ]
+    observations: Literal["ready", "unavailable"] = Field(
+        description="State of the database of /observe; predictions do not need it."
+    )
 
 
 class KnownDevice(DeviceSpec):
@@ -58,14 +57,14 @@ class ModelInfo(AnswerModel):
     model_id: str
     name: str
     default: bool
-    parameters: Annotated[int, Field(ge=0, description="Number of trainable parameters.")]
+    parameters: int = Field(ge=0, description="Number of trainable parameters.")
     feature_schema: str
-    label: Annotated[str, Field(description="Quantity whose transform the network predicts.")]
+    label: str = Field(description="Quantity whose transform the network predicts.")
     trained_devices: list[str]
-    libraries: Annotated[dict[str, Any], Field(description="Library versions at training.")]
-    adapted_device: Annotated[
-        str | None, Field(description="Device that the model was adapted to; null for the base model.")
-    ] = None
+    libraries: dict[str, Any] = Field(description="Library versions at training.")
+    adapted_device: str | None = Field(
+        None, description="Device that the model was adapted to; null for the base model."
+    )
 
 
 class ModelList(AnswerModel):
@@ -81,29 +80,21 @@ class CoverageRow(AnswerModel):
     dtype: str
     weight_dtype: str | None
     scaling: str | None
-    elsewhere: Annotated[
-        Literal["in", "near", "out"], Field(description="Best domain on a device without training rows.")
-    ]
-    domain: Annotated[
-        dict[str, Literal["in", "near", "out"]],
-        Field(description="Best domain by trained device, where it is not `elsewhere`."),
-    ]
-    rows: Annotated[
-        dict[str, int] | None, Field(description="Training rows by device; null where the model does not say.")
-    ]
-    mape: Annotated[
-        dict[str, float], Field(description="Mean absolute percentage error on held-out rows by device; a fraction.")
-    ]
+    elsewhere: Literal["in", "near", "out"] = Field(description="Best domain on a device without training rows.")
+    domain: dict[str, Literal["in", "near", "out"]] = Field(
+        description="Best domain by trained device, where it is not `elsewhere`."
+    )
+    rows: dict[str, int] | None = Field(description="Training rows by device; null where the model does not say.")
+    mape: dict[str, float] = Field(description="Mean absolute percentage error on held-out rows by device; a fraction.")
 
 
 class Coverage(AnswerModel):
     """Coverage by operator, element types and device."""
 
-    devices: Annotated[list[str], Field(description="Devices that the model was trained on.")]
-    errors_by: Annotated[
-        Literal["types", "operator"],
-        Field(description="operator: `mape` is that of the operator in all element types."),
-    ]
+    devices: list[str] = Field(description="Devices that the model was trained on.")
+    errors_by: Literal["types", "operator"] = Field(
+        description="operator: `mape` is that of the operator in all element types."
+    )
     rows: list[CoverageRow]
 
 
@@ -111,15 +102,15 @@ class Support(AnswerModel):
     """Coverage and accuracy of the model."""
 
     model_id: str
-    operators: Annotated[dict[str, dict[str, Any]], Field(description="Fields and trained settings of each operator.")]
+    operators: dict[str, dict[str, Any]] = Field(description="Fields and trained settings of each operator.")
     trained_devices: list[str]
     backends: list[str]
     protocols: list[str]
     frameworks: list[str]
     implementations: list[str]
     default_protocol: str
-    quantile_range: Annotated[list[float], Field(min_length=2, max_length=2)]
-    accuracy: Annotated[dict[str, Any], Field(description="Error table by source; fractions.")]
+    quantile_range: list[float] = Field(min_length=2, max_length=2)
+    accuracy: dict[str, Any] = Field(description="Error table by source; fractions.")
     matrix: Coverage
 
 

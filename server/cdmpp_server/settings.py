@@ -113,92 +113,92 @@ class Settings(BaseSettings):
     model: Path | None = None
     #: Address on which ``python -m cdmpp_server`` listens. 127.0.0.1 accepts local connections only.
     host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    port: int = Field(8000, ge=0, le=65535)
     #: Names under which the service answers, in the environment separated by commas; ``*.example.com`` is every name
     #: below, ``*`` every name. Default: localhost, 127.0.0.1, ::1 and `host`; with 0.0.0.0 every address and the name
     #: of this machine.
     allowed_hosts: Annotated[tuple[HostName, ...], Field(min_length=1), NoDecode, BeforeValidator(_parts)] | None = None
     #: Number of server processes, each with its own model.
-    workers: Annotated[int, Field(ge=1, le=256)] = 1
+    workers: int = Field(1, ge=1, le=256)
     #: Maximum number of connections of a worker; a request on a further one is refused (503).
-    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 2000
+    max_connections: int = Field(2000, ge=1, le=1_000_000)
     #: Largest header of a request in bytes (431).
-    max_header_bytes: Annotated[int, Field(ge=1024, le=2**24)] = 2**16
+    max_header_bytes: int = Field(2**16, ge=1024, le=2**24)
     #: Time limit for the arrival of a request's header, also of the first one of a connection, in seconds.
-    header_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
+    header_timeout_s: float = Field(10.0, gt=0, le=3600)
     #: Largest request body in bytes; a larger one is refused while it arrives. Parsing the worst body of this size (all
     #: commas) takes 40 times its length in memory.
-    max_body_bytes: Annotated[int, Field(ge=1024, le=2**31)] = 16 * 2**20
+    max_body_bytes: int = Field(16 * 2**20, ge=1024, le=2**31)
     #: Maximum number of items of one ``/predict`` request; part of the published schema.
-    max_items: Annotated[int, Field(ge=1, le=100_000)] = 10_000
+    max_items: int = Field(10_000, ge=1, le=100_000)
     #: Time limit for the arrival of a request body, in seconds.
-    body_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
+    body_timeout_s: float = Field(60.0, gt=0, le=3600)
     #: Time limit of a request from the arrival of its body, in seconds; a client may set a shorter one.
-    deadline_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
+    deadline_s: float = Field(10.0, gt=0, le=3600)
     #: Maximum number of queries in one batch, over all requests.
-    max_batch_rows: Annotated[int, Field(ge=1, le=100_000)] = 256
+    max_batch_rows: int = Field(256, ge=1, le=100_000)
     #: Maximum number of waiting queries; a request beyond it is refused (503).
-    max_queued_rows: Annotated[int, Field(ge=1, le=10_000_000)] = 20_000
+    max_queued_rows: int = Field(20_000, ge=1, le=10_000_000)
     #: Time for which a small batch right after another waits for further queries, in seconds.
-    max_wait_s: Annotated[float, Field(ge=0, le=1)] = 0.001
+    max_wait_s: float = Field(0.001, ge=0, le=1)
     #: Maximum number of batches computed at a time.
-    max_concurrent: Annotated[int, Field(ge=1, le=64)] = 1
+    max_concurrent: int = Field(1, ge=1, le=64)
     #: Maximum number of waiting other requests; one beyond it is refused (503).
-    max_queued: Annotated[int, Field(ge=0, le=10_000)] = 64
+    max_queued: int = Field(64, ge=0, le=10_000)
     #: Memory of the cache of programs, in bytes.
-    cache_bytes: Annotated[int, Field(ge=0)] = 64 * 2**20
+    cache_bytes: int = Field(64 * 2**20, ge=0)
     #: Memory of the cache of predictions, in bytes.
-    answer_cache_bytes: Annotated[int, Field(ge=0)] = 64 * 2**20
+    answer_cache_bytes: int = Field(64 * 2**20, ge=0)
     #: Maximum number of adapted models (``POST /adapt``); the least recently used is removed first.
-    max_adapted: Annotated[int, Field(ge=1, le=10_000)] = 16
+    max_adapted: int = Field(16, ge=1, le=10_000)
     #: Folder that keeps adapted models over a restart. Default: they are kept in memory only.
     adapted_dir: Path | None = None
     #: Maximum number of processes that read TVM JSON, TVMScript and ONNX files; each starts when needed.
-    sandbox_workers: Annotated[int, Field(ge=1, le=64)] = 1
+    sandbox_workers: int = Field(1, ge=1, le=64)
     #: Memory of such a process beyond its libraries, in bytes.
-    sandbox_memory_bytes: Annotated[int, Field(ge=64 * 2**20, le=2**40)] = 2 * 2**30
+    sandbox_memory_bytes: int = Field(2 * 2**30, ge=64 * 2**20, le=2**40)
     #: Time limit for reading one program or model, in seconds, below `deadline_s`. A program that exceeds it is
     #: refused, and the process is replaced.
-    sandbox_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 5.0
+    sandbox_timeout_s: float = Field(5.0, gt=0, le=3600)
     #: Maximum number of processes that adapt a model (``POST /adapt``); each starts when needed.
-    adapt_workers: Annotated[int, Field(ge=1, le=64)] = 1
+    adapt_workers: int = Field(1, ge=1, le=64)
     #: Memory of such a process beyond its libraries, in bytes.
-    adapt_memory_bytes: Annotated[int, Field(ge=64 * 2**20, le=2**40)] = 2 * 2**30
+    adapt_memory_bytes: int = Field(2 * 2**30, ge=64 * 2**20, le=2**40)
     #: Start a job that proposes an adapted model when the predictions for a device have drifted.
     propose_models: bool = True
     #: Database of observations, registered programs and jobs: path of a SQLite file, or ``postgresql+psycopg://...``.
     #: Default: a file for this model in the user's state folder.
     database: Annotated[str | None, AfterValidator(check_database)] = None
     #: Maximum number and total size of registered programs; the least recently used is removed first.
-    max_programs: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
-    max_program_bytes: Annotated[int, Field(ge=2**20)] = 2**30
+    max_programs: int = Field(100_000, ge=1, le=10_000_000)
+    max_program_bytes: int = Field(2**30, ge=2**20)
     #: Maximum number of stored observations, exceeded by 1 % for a while. Beyond it, the oldest of the key or address
     #: with most are removed.
-    max_observations: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1_000_000
+    max_observations: int = Field(1_000_000, ge=1, le=1_000_000_000)
     #: Maximum number of observations that wait to be written; a request beyond it is refused (503).
-    max_waiting_observations: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
+    max_waiting_observations: int = Field(100_000, ge=1, le=10_000_000)
     #: Maximum number of processes for plans that are answered at once, ``/llm``, ``/training-step`` and ``/curve``;
     #: each starts when needed.
-    plan_workers: Annotated[int, Field(ge=1, le=64)] = 2
+    plan_workers: int = Field(2, ge=1, le=64)
     #: Memory of a planning process beyond its libraries, in bytes; it applies to jobs too.
-    plan_memory_bytes: Annotated[int, Field(ge=64 * 2**20, le=2**40)] = 2 * 2**30
+    plan_memory_bytes: int = Field(2 * 2**30, ge=64 * 2**20, le=2**40)
     #: Largest sizes of plan requests, by the names in :mod:`cdmpp_server.plan_limits` (``replay.nodes``, ``budget_s``);
     #: names that are not given keep their default. A larger request is refused (409).
     plan_limits: Annotated[dict[str, float], AfterValidator(with_defaults), Field(validate_default=True)] = {}
     #: Largest search budget that is answered at once, in seconds; a longer search becomes a job.
-    max_inline_s: Annotated[float, Field(ge=0, le=3600)] = 1.0
+    max_inline_s: float = Field(1.0, ge=0, le=3600)
     #: Start the first planning process with the service instead of at the first request for a plan.
     warm_plans: bool = True
     #: Number of jobs that each worker runs at a time, each in its own process.
-    job_workers: Annotated[int, Field(ge=0, le=64)] = 1
+    job_workers: int = Field(1, ge=0, le=64)
     #: Maximum number of waiting and running jobs in a database.
-    max_jobs: Annotated[int, Field(ge=1, le=100_000)] = 1000
+    max_jobs: int = Field(1000, ge=1, le=100_000)
     #: Share of `max_jobs` that one key, or one address without a key, may have; at least one job.
-    max_job_share: Annotated[float, Field(gt=0, le=1)] = 0.25
+    max_job_share: float = Field(0.25, gt=0, le=1)
     #: Maximum number of finished jobs in a database.
-    max_kept_jobs: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
+    max_kept_jobs: int = Field(1000, ge=1, le=1_000_000)
     #: Time for which a finished job is kept, in seconds.
-    job_keep_s: Annotated[float, Field(ge=1)] = 86_400.0
+    job_keep_s: float = Field(86_400.0, ge=1)
     #: SHA-256 of each accepted key, by a name for the log (``python -m cdmpp_server hash-key`` creates a key). Default:
     #: no key is needed.
     api_key_hashes: KeyHashes = {}

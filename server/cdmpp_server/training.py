@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from cdmpp.devices.loading import resolve_device
@@ -15,11 +14,9 @@ from cdmpp.llm.options import TRAINING
 from cdmpp.predict.prediction import Seconds
 from cdmpp_server.fields import Device
 from cdmpp_server.llm import EXAMPLE_MODEL, Config, with_options
-from cdmpp_server.openapi import Schema, add_models, ref
-from cdmpp_server.planned import ENDPOINTS, Endpoint, Find, answer_planned, describe_planned
+from cdmpp_server.planned import Endpoint, Find, planned
 from cdmpp_server.predict.schema import ModelName
 from cdmpp_server.schema_base import AnswerModel, RequestModel
-from cdmpp_server.settings import Settings
 
 
 @with_options(TRAINING)
@@ -28,14 +25,14 @@ class TrainingStepRequest(RequestModel):
 
     config: Config
     device: Device
-    network: Annotated[
-        float | Annotated[str, Field(max_length=64)] | None,
-        Field(description="Bytes per second of one device between nodes, or a name; null: 400 Gbit/s, assumed."),
-    ] = None
-    engine: Annotated[
-        str | dict[str, Any],
-        Field(max_length=100, description="Name of a training profile, or the fields of one (docs/training-steps.md)."),
-    ] = defaults.TRAINING_ENGINE
+    network: float | Annotated[str, Field(max_length=64)] | None = Field(
+        None, description="Bytes per second of one device between nodes, or a name; null: 400 Gbit/s, assumed."
+    )
+    engine: str | dict[str, Any] = Field(
+        defaults.TRAINING_ENGINE,
+        max_length=100,
+        description="Name of a training profile, or the fields of one (docs/training-steps.md).",
+    )
     model: ModelName = None
 
 
@@ -47,27 +44,27 @@ class TrainingMemoryAnswer(AnswerModel):
     optimizer: int
     activations: int
     total: int
-    device: Annotated[float | None, Field(description="Capacity of the device; null: not published.")]
+    device: float | None = Field(description="Capacity of the device; null: not published.")
 
 
 class TrainingExposed(AnswerModel):
     """Seconds of communication that computation does not hide, by kind of parallelism."""
 
-    tp: Annotated[float, Field(ge=0)]
-    cp: Annotated[float, Field(ge=0)]
-    ep: Annotated[float, Field(ge=0)]
-    dp: Annotated[float, Field(ge=0)]
-    pp: Annotated[float, Field(ge=0)]
+    tp: float = Field(ge=0)
+    cp: float = Field(ge=0)
+    ep: float = Field(ge=0)
+    dp: float = Field(ge=0)
+    pp: float = Field(ge=0)
 
 
 class TrainingBreakdown(AnswerModel):
     """Seconds on the slowest rank; they add up to `step_s`."""
 
-    compute: Annotated[dict[str, float], Field(description="Kernels by operator.")]
+    compute: dict[str, float] = Field(description="Kernels by operator.")
     exposed: TrainingExposed
-    bubble: Annotated[float, Field(ge=0)]
-    optimizer: Annotated[float, Field(ge=0)]
-    host: Annotated[float, Field(ge=0)]
+    bubble: float = Field(ge=0)
+    optimizer: float = Field(ge=0)
+    host: float = Field(ge=0)
 
 
 class TrainingStepAnswer(AnswerModel):
@@ -77,7 +74,7 @@ class TrainingStepAnswer(AnswerModel):
     model_type: str
     parameters: int
     device: str
-    engine: Annotated[str, Field(description="Name of the profile.")]
+    engine: str = Field(description="Name of the profile.")
     gpus: int
     micro_batch: int
     global_batch: int
@@ -90,24 +87,24 @@ class TrainingStepAnswer(AnswerModel):
     sharding: str
     recompute: str
     overlap: str
-    dp: Annotated[int, Field(description="Copies that divide the batch.")]
-    micro_batches: Annotated[int, Field(description="Passes of one copy.")]
-    layers: Annotated[list[int], Field(description="Layers of each stage.")]
+    dp: int = Field(description="Copies that divide the batch.")
+    micro_batches: int = Field(description="Passes of one copy.")
+    layers: list[int] = Field(description="Layers of each stage.")
     dtype: str
     products: str | None
     network_bytes_per_s: float
     step_s: Seconds
-    lower_s: Annotated[Seconds, Field(description="80 % interval.")]
+    lower_s: Seconds = Field(description="80 % interval.")
     upper_s: Seconds
-    tokens_per_s_per_gpu: Annotated[float, Field(gt=0)]
-    model_flops_utilization: Annotated[
-        float | None, Field(description="Operations of the model over those of the peak; null: no published peak.")
-    ]
+    tokens_per_s_per_gpu: float = Field(gt=0)
+    model_flops_utilization: float | None = Field(
+        description="Operations of the model over those of the peak; null: no published peak."
+    )
     memory_bytes: TrainingMemoryAnswer
     breakdown: TrainingBreakdown
     domain: Literal["in", "near", "out"]
-    domain_shares: Annotated[dict[str, float], Field(description="Share of the predicted time by domain.")]
-    domain_reason: Annotated[str, Field(description="The part with the largest share that is not `in`.")]
+    domain_shares: dict[str, float] = Field(description="Share of the predicted time by domain.")
+    domain_reason: str = Field(description="The part with the largest share that is not `in`.")
     remarks: list[str]
 
 
@@ -125,21 +122,6 @@ _EXAMPLE: dict[str, Any] = {
     "sequence": 8192,
 }
 
-router = APIRouter()
-
-
-def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
-    """Add request, response and problems of ``/training-step``."""
-    add_models(schemas, TrainingStepRequest, TrainingStepAnswer)
-    answer = ref("TrainingStepAnswer"), "The step."
-    describe_planned(document, "/training-step", ref("TrainingStepRequest"), _EXAMPLE, answer, _MEANING)
-
-
-@router.post("/training-step", summary="Predict a training step", response_class=Response)
-async def training_step(request: Request) -> Response:
-    """Predict how long one training step of a language model takes on a cluster."""
-    return await answer_planned(request)
-
 
 def _plan(request: TrainingStepRequest, find: Find, max_predictions: int) -> TrainingPlan:
     # By name or fields, never a file: a client's text must not be used as a path on this machine.
@@ -154,6 +136,17 @@ def _plan(request: TrainingStepRequest, find: Find, max_predictions: int) -> Tra
     return plan
 
 
-ENDPOINTS["/training-step"] = Endpoint(
-    lambda _: TrainingStepRequest, _plan, lambda plan, *made: plan.result(*made).to_dict()
+router = planned(
+    Endpoint(
+        "/training-step",
+        "Predict a training step",
+        "Predict how long one training step of a language model takes on a cluster.",
+        _plan,
+        lambda plan, *made: plan.result(*made).to_dict(),
+        (TrainingStepRequest,),
+        (TrainingStepAnswer,),
+        "The step.",
+        _EXAMPLE,
+        _MEANING,
+    )
 )

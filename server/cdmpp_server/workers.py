@@ -86,14 +86,11 @@ class WorkerStatuses:
             now = self.read()
             # A worker that is starting has no status yet. It loads the new folder, or receives SIGHUP later.
             if len(now) >= workers and all(
-                status.model_id == model_id or (status.error and status.reloads > _reloads(before.get(pid)))
+                status.model_id == model_id
+                or (status.error and status.reloads > getattr(before.get(pid), "reloads", 0))
                 for pid, status in now.items()
             ):
                 return now
-
-
-def _reloads(status: WorkerStatus | None) -> int:
-    return 0 if status is None else status.reloads
 
 
 class Supervisor(Multiprocess):

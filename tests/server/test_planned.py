@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from cdmpp.llm.serving.simulate import ServingPlan
 from cdmpp.predict.predictor import LatencyPredictor
 from cdmpp_server.load import FIRST_S, SHARE, ExpectedWork
 from cdmpp_server.operate.access import current_sender
-from cdmpp_server.planned import ENDPOINTS, Endpoint, PlannedJobs
+from cdmpp_server.planned import ENDPOINTS, PlannedJobs
 from cdmpp_server.predict.admission import RefusedError
 from cdmpp_server.queries import decode_prices, decode_queries, encode_prices, encode_queries
 from cdmpp_server.sandbox.worker import LONG_S, SandboxPool, SupervisedWorker
@@ -98,7 +99,7 @@ def test_stop_ends_the_job_of_a_process_and_no_other(monkeypatch: pytest.MonkeyP
 
     jobs.stop()  # between two jobs
     assert jobs.run(header, body) == ({"needs": None}, b"")
-    monkeypatch.setitem(ENDPOINTS, "/llm", Endpoint(endpoint.form_of, stopped, endpoint.answer_of))
+    monkeypatch.setitem(ENDPOINTS, "/llm", replace(endpoint, plan_of=stopped))
     assert jobs.run(header, body + b"{}") == ({"given_up": True}, b"")
     monkeypatch.undo()
     assert decode_queries(jobs.run(header, body)[1])

@@ -84,43 +84,43 @@ class TrainingLoop(BaseModel):
     model_config = CLOSED
 
     # measured over predicted time of collectives
-    communication_factor: Annotated[float, Field(strict=True, ge=0.01, le=100, allow_inf_nan=False)] = 1.0
+    communication_factor: float = Field(1.0, strict=True, ge=0.01, le=100, allow_inf_nan=False)
     # framework whose matrix products are predicted; the profile's framework is that of all other kernels
     products: ProgramFramework = "trtllm"
     # Time of the attention, and of the kernels of experts, over that of the predicted kernels.
-    attention_factor: Annotated[float, Field(strict=True, ge=0.1, le=10, allow_inf_nan=False)] = 1.0
-    expert_factor: Annotated[float, Field(strict=True, ge=0.1, le=10, allow_inf_nan=False)] = 1.0
+    attention_factor: float = Field(1.0, strict=True, ge=0.1, le=10, allow_inf_nan=False)
+    expert_factor: float = Field(1.0, strict=True, ge=0.1, le=10, allow_inf_nan=False)
     # Further factor on the kernels of gated experts whose products have block scales: frameworks fuse their products,
     # activation and quantisation.
-    block_scaled_expert_factor: Annotated[float, Field(strict=True, ge=0.1, le=10, allow_inf_nan=False)] = 1.0
+    block_scaled_expert_factor: float = Field(1.0, strict=True, ge=0.1, le=10, allow_inf_nan=False)
     # Share of the peak that long 16-bit products and attention sustain at the power of the architecture's SXM board,
     # by architecture ("sm_90"): predicted kernels are those of short benchmarks. Others: as predicted.
     sustained: dict[Annotated[str, Field(max_length=20)], Share] = {}
     sustained_attention: dict[Annotated[str, Field(max_length=20)], Share] = {}
     # Share by which attention takes longer for each doubling of ``cp``: its pieces are short, and are merged.
-    ring: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.0
+    ring: float = Field(0.0, strict=True, ge=0, le=1)
     # Gathers of a half of a layer in the backward pass with ``tp``: of the gradient, and of the input unless it is
     # kept.
-    backward_gathers: Annotated[int, Field(strict=True, ge=1, le=2)] = 2
+    backward_gathers: int = Field(2, strict=True, ge=1, le=2)
     # Share of tensor- and expert-parallel communication that stays exposed with ``overlap="all"``.
-    exposed_tp: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.3
-    exposed_ep: Annotated[float, Field(strict=True, ge=0, le=1)] = 1.0
+    exposed_tp: float = Field(0.3, strict=True, ge=0, le=1)
+    exposed_ep: float = Field(1.0, strict=True, ge=0, le=1)
     # Bytes of a gradient where it is accumulated and reduced; of the master weight and moments of a parameter; that
     # the loss holds for each logit.
-    gradient_bytes: Annotated[float, Field(strict=True, ge=1, le=8)] = 4.0
-    optimizer_bytes: Annotated[float, Field(strict=True, ge=0, le=24)] = 12.0
-    logit_bytes: Annotated[float, Field(strict=True, ge=2, le=40)] = 6.0
+    gradient_bytes: float = Field(4.0, strict=True, ge=1, le=8)
+    optimizer_bytes: float = Field(12.0, strict=True, ge=0, le=24)
+    logit_bytes: float = Field(6.0, strict=True, ge=2, le=40)
     # memory that the allocator reserves, over that of the tensors
-    memory_factor: Annotated[float, Field(strict=True, ge=1, le=2)] = 1.0
+    memory_factor: float = Field(1.0, strict=True, ge=1, le=2)
     measured: MeasuredSteps = MeasuredSteps()  # steps that the profile was fitted to
     # Shares of the forward passes of parts, by name, that selective recomputation runs again.
     selective: dict[Annotated[str, Field(max_length=100)], Share] = dict.fromkeys(SELECTIVE, 1.0)
     # bytes that the loss and its gradient read and write for each logit
-    loss_bytes: Annotated[float, Field(strict=True, ge=2, le=100)] = 12.0
+    loss_bytes: float = Field(12.0, strict=True, ge=2, le=100)
     # communication beside computation where the request does not say
     overlap: Literal["none", "gradients", "all"] = "gradients"
     # Share of hidden communication by which the computation beside it takes longer.
-    contention: Annotated[float, Field(strict=True, ge=0, le=1)] = 0.1
+    contention: float = Field(0.1, strict=True, ge=0, le=1)
 
 
 #: Framework of a profile that names none.
@@ -151,9 +151,9 @@ class EngineProfile(Profile):
     prefill_first: bool = False  # whether prompts run alone, before the other sequences decode; else both share a step
     # Whether the next step is scheduled while the device runs this one: a new request waits one step more.
     schedules_ahead: bool = False
-    max_sequences: Annotated[int, Field(strict=True, ge=1, le=1 << 16)] = 256  # of a step of one replica
+    max_sequences: int = Field(256, strict=True, ge=1, le=1 << 16)  # of a step of one replica
     # Part of the device's memory that weights, activations and cache may fill.
-    cache_share: Annotated[float, Field(strict=True, gt=0, le=1)] = 0.9
+    cache_share: float = Field(0.9, strict=True, gt=0, le=1)
     first_residual: Residual = 0.0  # the same as ``residual`` of a time to first token, in addition
     # The same as ``residual``, where ``measured`` covers a step but for one difference, or for several.
     near_residual: Residual = 0.13
@@ -220,15 +220,15 @@ def load_engine(engine: Engine | None = None, framework: str | None = None, *, f
         engine = DEFAULT_ENGINE if framework is None else framework if framework in engine_names() else KERNELS_ONLY
     profile = _profile(engine, files)
     if profile.training is not None:
-        raise FieldError(
-            f"engine: {profile.name} is a training framework",
-            path="engine",
+        raise FieldError.at(
+            "engine",
+            f"{profile.name} is a training framework",
             hint="use training_step, or one of " + ", ".join(engine_names()),
         )
     if framework is not None and profile.framework not in (None, framework):
-        raise FieldError(
-            f"framework: {framework}, but the engine {profile.name} has the kernels of {profile.framework}",
-            path="framework",
+        raise FieldError.at(
+            "framework",
+            f"{framework}, but the engine {profile.name} has the kernels of {profile.framework}",
             hint="give one of the two",
         )
     return profile.model_copy(update={"framework": profile.framework or framework or DEFAULT_FRAMEWORK})
@@ -238,9 +238,9 @@ def load_training_engine(engine: Engine, *, files: bool = True) -> EngineProfile
     """The profile of a training framework; parameters and errors are those of :func:`load_engine`."""
     profile = _profile(engine, files, training=True)
     if profile.training is None:
-        raise FieldError(
-            f"engine: {profile.name} is a serving engine",
-            path="engine",
+        raise FieldError.at(
+            "engine",
+            f"{profile.name} is a serving engine",
             hint="one of " + ", ".join(engine_names(training=True)) + ", or a profile with a table [training]",
         )
     return profile

@@ -86,10 +86,6 @@ def _gemma(f: Fields, *, heads: int | None = None, kv_heads: int | None = None, 
     )
 
 
-def _gemma1(f: Fields) -> LLMConfig:
-    return _gemma(f)
-
-
 def _gemma2(f: Fields) -> LLMConfig:
     # Layers 0, 2, 4, ... have the window.
     window = window_of(f, (layer_count(f) + 1) // 2, default=4096)
@@ -198,7 +194,7 @@ CLASSIC = {
     "qwen3_vl_moe": _qwen3_moe,
     "qwen3_vl_moe_text": _qwen3_moe,
     "qwen3_omni_moe_text": _qwen3_moe,
-    "gemma": _gemma1,
+    "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "gemma3_text": _gemma3,

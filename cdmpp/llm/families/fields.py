@@ -86,7 +86,7 @@ class Fields:
     def error(self, name: str, problem: str, hint: str = "") -> FieldError:
         """The error of one field."""
         path = f"{self.path}.{name}"
-        return FieldError(f"{path}: {problem}", path=path, hint=hint)
+        return FieldError.at(path, f"{problem}", hint=hint)
 
 
 def common_fields(f: Fields, **given: Any) -> LLMConfig:

@@ -18,7 +18,7 @@ import numpy as np
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, FieldError
 from cdmpp.llm import defaults
-from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.config import ConfigLike
 from cdmpp.llm.engines.profile import Engine, EngineProfile, load_engine
 from cdmpp.llm.estimate_plan import EstimatePlan, resolved_device, shipped_predictor
 from cdmpp.llm.layout import Layout, Types
@@ -28,7 +28,7 @@ from cdmpp.llm.pricing import PricedStep
 from cdmpp.llm.read import read_config
 from cdmpp.llm.serving.calibrate_load import MAX_LOAD_ROWS, LoadRow, queues
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.prediction import Prediction, Query
+from cdmpp.predict.prediction import Device, Prediction, Query
 from cdmpp.utils.files import parse_file, parse_json, parse_number, parse_table
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -108,45 +108,29 @@ class Calibration:
 
 
 def calibrate(
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
-    device: DeviceSpec | Mapping[str, Any] | str,
+    config: ConfigLike,
+    device: Device,
     measurements: Iterable[Mapping[str, Any]] | str | PathLike[str],
     engine: Engine = defaults.ENGINE,
     predictor: Predictor | None = None,
 ) -> EngineProfile:
-    """Fit an engine profile to measured durations.
+    """Fit an engine profile to measured durations; two rows are the least.
 
-    Parameters
-    ----------
-    config, device :
-        As of :func:`cdmpp.llm.estimate`; defaults of the measurements.
-    measurements : iterable of mappings, or path
-        ``batch``, ``input``, ``output``; optionally ``tp``, ``pp``, ``ep``, ``dp``, ``dtype``, ``weights``,
-        ``kv_dtype``, ``config``, ``device``; one or more of ``total_s``, ``ttft_s``, ``tpot_s`` (:data:`DURATIONS`).
-        ``closed_loop``: means at ``batch`` requests in flight, whose prefills come between the decode steps; ``rate``
-        in place of ``batch``: means with Poisson arrivals, in requests per second; ``prefix_hit``: share of the prompts
-        that is in the cache already. Rows that need it are simulated (:func:`cdmpp.llm.simulate`), 50 at most. A path
-        is a CSV file, or a JSON file of the serving benchmarks of vLLM and SGLang.
-    engine : str, path, mapping or EngineProfile
-        The profile to start from.
-    predictor : Predictor, optional
-        Default: the shipped model, loaded once.
-
-    Returns
-    -------
-    EngineProfile
-
-    Raises
-    ------
-    DataError
-        There are fewer than two rows, or one of them is wrong or impossible; the message has its number.
+    ``config``, ``device``: as of :func:`cdmpp.llm.estimate`; defaults of the measurements. ``measurements``: mappings,
+    or the path of a CSV file or of a JSON file of the serving benchmarks of vLLM and SGLang. They have ``batch``,
+    ``input``, ``output``; optionally ``tp``, ``pp``, ``ep``, ``dp``, ``dtype``, ``weights``, ``kv_dtype``, ``config``,
+    ``device``; one or more of ``total_s``, ``ttft_s``, ``tpot_s`` (:data:`DURATIONS`). ``closed_loop``: means at
+    ``batch`` requests in flight, whose prefills come between the decode steps; ``rate`` in place of ``batch``: means
+    with Poisson arrivals, in requests per second; ``prefix_hit``: share of the prompts that is in the cache already.
+    Rows that need it are simulated (:func:`cdmpp.llm.simulate`), 50 at most. ``engine``: the profile to start from.
+    ``predictor`` None: the shipped model. Raises DataError with the number of a wrong or impossible row.
     """
     return fit_engine(config, device, measurements, engine, predictor).profile
 
 
 def fit_engine(
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
-    device: DeviceSpec | Mapping[str, Any] | str,
+    config: ConfigLike,
+    device: Device,
     measurements: Iterable[Mapping[str, Any]] | str | PathLike[str],
     engine: Engine = defaults.ENGINE,
     predictor: Predictor | None = None,
@@ -322,9 +306,9 @@ class CalibrationPlan:
 
     def __init__(
         self,
-        config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
+        config: ConfigLike,
         resolve: Callable[[Any], DeviceSpec],
-        device: DeviceSpec | Mapping[str, Any] | str,
+        device: Device,
         measurements: Iterable[Mapping[str, Any]],
         profile: EngineProfile,
         max_queries: float = math.inf,
@@ -455,8 +439,8 @@ class MeasuredBuilder:
 
 def _plan(
     row: Mapping[str, Any],
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
-    device: DeviceSpec | Mapping[str, Any] | str,
+    config: ConfigLike,
+    device: Device,
     profile: EngineProfile,
     resolve: Callable[[Any], DeviceSpec],
     most_work: float,

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
-from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError
 from cdmpp.llm import defaults
-from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.config import ConfigLike
 from cdmpp.llm.estimate_plan import resolved, resolved_device
 from cdmpp.llm.serving.simulate import ServingPlan, ServingResult, resolved_pool, simulate
 from cdmpp.predict.interface import Predictor
+from cdmpp.predict.prediction import Device
 from cdmpp.predict.rendering import Rendered, Table, percent
 from cdmpp.predict.requests.plot import colours_of, draw_legend, new_figure
 from cdmpp.utils.units import format_latency
@@ -61,22 +60,17 @@ def goodput_table(limits: Mapping[str, Goodput]) -> Table:
     first = next(iter(limits.values()))
     goals = {"first token": first.ttft_s, "between tokens": first.tpot_s}
     wanted = " and ".join(f"{name} within {format_latency(goal)}" for name, goal in goals.items() if goal is not None)
-    rows = [
-        (
-            name,
-            f"{limit.requests_per_s:.3g}",
-            f"{limit.saturation_requests_per_s:.3g}",
-            "-" if limit.result is None else f"{limit.result.throughput_tokens_per_s:,.0f}",
-        )
-        for name, limit in limits.items()
-    ]
+    rows = []
+    for name, limit in limits.items():
+        tokens = "-" if limit.result is None else f"{limit.result.throughput_tokens_per_s:,.0f}"
+        rows.append((name, f"{limit.requests_per_s:.3g}", f"{limit.saturation_requests_per_s:.3g}", tokens))
     title = f"goodput: largest rate at which {percent(first.share)} of the requests keep {wanted}"
     return Table(("device", "goodput, requests/s", "saturation, requests/s", "tokens/s"), rows, (1, 2, 3), title)
 
 
 def goodput(
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
-    device: DeviceSpec | Mapping[str, Any] | str,
+    config: ConfigLike,
+    device: Device,
     *,
     ttft_s: float | None = None,
     tpot_s: float | None = None,
@@ -86,27 +80,12 @@ def goodput(
 ) -> Goodput:
     """Find the largest rate at which requests keep goals of latency (DistServe, OSDI '24).
 
-    Parameters
-    ----------
-    config, device :
-        As of :func:`cdmpp.llm.simulate`.
-    ttft_s, tpot_s : float, optional
-        Goals of a request in seconds: to its first token, and between its tokens on average. One or both.
-    share : float
-        Share of the requests that keep both goals.
-    predictor : Predictor, optional
-        Default: the shipped model, loaded once.
-    options
-        Further arguments of :func:`cdmpp.llm.simulate`, but none of the load beside ``input`` and ``output``. Arrivals
-        are Poisson's; ``count`` is by default three times the requests that run at once, from 400 to 6,000.
+    ``ttft_s``, ``tpot_s``: goals of a request in seconds, to its first token and between its tokens on average; one or
+    both. ``share``: of the requests that keep both. Further arguments are those of :func:`cdmpp.llm.simulate`, but none
+    of the load beside ``input`` and ``output``. Arrivals are Poisson's; ``count`` is by default three times the
+    requests that run at once, from 400 to 6,000. ``predictor`` None: the shipped model. Raises the errors of
+    :func:`cdmpp.llm.simulate`, and FieldError for a wrong goal or share.
 
-    Raises
-    ------
-    DataError, UnknownDeviceError, FieldError, InfeasibleError
-        As of :func:`cdmpp.llm.simulate`; or a goal or share is not allowed.
-
-    Examples
-    --------
     >>> goodput("examples/llm/llama-3.1-8b.json", "h100-sxm", ttft_s=1.0, tpot_s=0.03, output=256)
     ... # doctest: +SKIP
     """
@@ -119,7 +98,7 @@ def goodput(
         count = min(MOST, max(COUNT, TIMES * probe.slots))
     plan = ServingPlan(model, spec, rate=1.0, count=count, **options)
     if tpot_s is not None and plan.longest_output == 1:
-        raise FieldError("tpot_s: no request has a second token", path="tpot_s", hint="a goal of ttft_s alone")
+        raise FieldError.at("tpot_s", "no request has a second token", hint="a goal of ttft_s alone")
     tables = plan.tables(predictor.predict_queries(plan.queries))
 
     def at(rate: float) -> ServingResult:
@@ -154,10 +133,7 @@ def share_met(result: ServingResult, ttft_s: float | None, tpot_s: float | None)
 
 
 def load_curve(
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
-    device: DeviceSpec | Mapping[str, Any] | str,
-    concurrency: Sequence[int],
-    **options: Any,
+    config: ConfigLike, device: Device, concurrency: Sequence[int], **options: Any
 ) -> Iterator[ServingResult]:
     """Simulations with several numbers of requests in flight; ``options`` are those of :func:`cdmpp.llm.simulate`.
 
@@ -181,7 +157,7 @@ def _check_goals(ttft_s: Any, tpot_s: Any, share: Any) -> None:
         if value is None and name != "share":
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= maximum or value == inf:
-            raise FieldError(f"{name}: {str(value)[:40]!r} is not allowed", path=name, hint="a number above 0")
+            raise FieldError.not_allowed(name, value, hint="a number above 0")
 
 
 def draw_load(curves: Mapping[str, Sequence[ServingResult]], goals: Mapping[str, float | None] | None = None) -> Figure:

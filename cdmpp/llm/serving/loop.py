@@ -32,9 +32,9 @@ class WorkLimit:
         """Count a step of the loop; FieldError where the simulation exceeds its bound."""
         self.spent += STEP_WORK + sequences
         if self.spent > self.limit:
-            raise FieldError(
-                f"requests: their steps are more work than {self.limit:,.0f} sequences of steps",
-                path="requests",
+            raise FieldError.at(
+                "requests",
+                f"their steps are more work than {self.limit:,.0f} sequences of steps",
                 hint="fewer or shorter requests, a larger token_budget, or more replicas",
             )
 

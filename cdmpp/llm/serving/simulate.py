@@ -10,7 +10,6 @@ from copy import copy
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
-from os import PathLike
 from typing import Any, Unpack
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from cdmpp.devices.paths import with_network
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError, InfeasibleError
-from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.config import ConfigLike, LLMConfig
 from cdmpp.llm.engines.profile import Engine, EngineProfile, load_engine
 from cdmpp.llm.estimate_plan import resolved, resolved_device, tokens_per_step
 from cdmpp.llm.layout import Layout, Types
@@ -47,7 +46,7 @@ from cdmpp.llm.serving.loop import (
 from cdmpp.llm.serving.step_costs import StepCosts, StepTables
 from cdmpp.model.domain.score import TotalDomain
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.prediction import Prediction
+from cdmpp.predict.prediction import Device, Prediction
 from cdmpp.predict.rendering import Rendered, Table, interval_text, percent
 from cdmpp.programs.collectives import link_remarks
 from cdmpp.utils.units import format_latency
@@ -101,9 +100,7 @@ class ServingResult(Rendered):
     def measured(self, name: str) -> Array:
         """``ttft_s``, ``tpot_s``, ``latency_s`` or ``queue_s`` in seconds, of the requests after the warm-up."""
         if name not in SEQUENCES:
-            raise FieldError(
-                f"name: {str(name)[:40]!r} is not known", path="name", hint="one of " + ", ".join(SEQUENCES)
-            )
+            raise FieldError.at("name", f"{str(name)[:40]!r} is not known", hint="one of " + ", ".join(SEQUENCES))
         values: Array = getattr(self, name)
         several = self.output[: self.warmup] > 1
         return values[int(several.sum()) if name == "tpot_s" else self.warmup :]
@@ -112,7 +109,7 @@ class ServingResult(Rendered):
         """Percentile ``q``, from 0 to 100, of :meth:`measured`; an error where all requests have one token."""
         values = self.measured(name)
         if not 0 <= q <= 100:
-            raise FieldError(f"q: {q} is not a percentage", path="q", hint="from 0 to 100")
+            raise FieldError.at("q", f"{q} is not a percentage", hint="from 0 to 100")
         if not len(values):
             raise FieldError("tpot_s: all requests have one token", path="name", hint="ask for another sequence")
         return float(np.percentile(values, q))
@@ -219,15 +216,11 @@ class PrefillPool:
         known = ("tp", "pp", "ep", "dp", "device", "bytes_per_s")
         unknown = sorted(set(value) - set(known)) if isinstance(value, Mapping) else [str(value)[:40]]
         if unknown:
-            raise FieldError(
-                f"prefill_pool: {unknown[0]!r} is not known", path="prefill_pool", hint="fields: " + ", ".join(known)
-            )
+            raise FieldError.at("prefill_pool", f"{unknown[0]!r} is not known", hint="fields: " + ", ".join(known))
         speed = value.get("bytes_per_s", NETWORK_BYTES_PER_S)
         if isinstance(speed, bool) or not isinstance(speed, int | float) or not 1e6 <= speed <= 1e14:
-            raise FieldError(
-                f"prefill_pool.bytes_per_s: {str(speed)[:40]!r} is not allowed",
-                path="prefill_pool.bytes_per_s",
-                hint="bytes per second of each device, such as 50e9",
+            raise FieldError.not_allowed(
+                "prefill_pool.bytes_per_s", speed, hint="bytes per second of each device, such as 50e9"
             )
         degrees = {name: value.get(name, 1) for name in ("tp", "pp", "ep")}
         return cls(Layout(**degrees, dp=value.get("dp")), value.get("device"), float(speed))
@@ -331,7 +324,7 @@ class ServingPlan:
             self._remarks.append(LOCKSTEP)
         for name, value in (("prefix_hit", prefix_hit), ("spread", spread)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-                raise FieldError(f"{name}: {str(value)[:40]!r} is not allowed", path=name, hint="from 0 to below 1")
+                raise FieldError.not_allowed(name, value, hint="from 0 to below 1")
         self._hit, self._clients, self._rate = prefix_hit, concurrency, options["rate"]
         self._requests = _requests(requests, options, spread)
         self._parted = _requests(requests, options, SPREAD) if parted else None
@@ -388,10 +381,8 @@ class ServingPlan:
         count = len(self._requests)
         if warmup is not None:
             if type(warmup) is not int or not 0 <= warmup < count:
-                raise FieldError(
-                    f"warmup: {str(warmup)[:40]!r} is not allowed",
-                    path="warmup",
-                    hint=f"a whole number below the {count:,} requests, such as 0",
+                raise FieldError.not_allowed(
+                    "warmup", warmup, hint=f"a whole number below the {count:,} requests, such as 0"
                 )
             return warmup
         if self._clients is None or self._clients < count:
@@ -524,7 +515,7 @@ def _requests(
     if requests is not None:
         listed = [_request(row, i) for i, row in enumerate(requests)]
         if not 1 <= len(listed) <= MAX_REQUESTS:
-            raise FieldError(f"requests: {len(listed):,}", path="requests", hint=f"1 to {MAX_REQUESTS:,} requests")
+            raise FieldError.at("requests", f"{len(listed):,}", hint=f"1 to {MAX_REQUESTS:,} requests")
         return listed
     if concurrency is not None:
         check_whole("concurrency", concurrency, MAX_BATCH)
@@ -532,10 +523,8 @@ def _requests(
     else:
         assert rate is not None
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not MIN_RATE <= rate <= MAX_RATE:
-            raise FieldError(
-                f"rate: {str(rate)[:40]!r} is not allowed",
-                path="rate",
-                hint=f"requests per second, from {MIN_RATE:g} to {MAX_RATE:,.0f}",
+            raise FieldError.not_allowed(
+                "rate", rate, hint=f"requests per second, from {MIN_RATE:g} to {MAX_RATE:,.0f}"
             )
         count = 1000 if count is None else count
     input, output, seed = options["input"], options["output"], options["seed"]
@@ -560,9 +549,9 @@ def _request(row: Sequence[float], index: int) -> tuple[float, int, int]:
         if not (0 <= arrival < 1e9 and whole == [prompt, answer] and all(1 <= n <= MAX_TOKENS for n in whole)):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
-        raise FieldError(
-            f"requests.{index}: {str(row)[:80]} is no request",
-            path=f"requests.{index}",
+        raise FieldError.at(
+            f"requests.{index}",
+            f"{str(row)[:80]} is no request",
             hint="(arrival in seconds, tokens of the prompt, tokens of the answer)",
         ) from None
     return arrival, whole[0], whole[1]
@@ -570,8 +559,8 @@ def _request(row: Sequence[float], index: int) -> tuple[float, int, int]:
 
 @with_options(ServingOptions)
 def simulate(
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
-    device: DeviceSpec | Mapping[str, Any] | str,
+    config: ConfigLike,
+    device: Device,
     *,
     engine: Engine | None = None,
     network: float | str | None = None,
@@ -582,57 +571,20 @@ def simulate(
 ) -> ServingResult:
     """Serve requests in a simulation of an engine, over predicted steps.
 
-    Give one of ``requests``, ``concurrency`` and ``rate``.
+    Give one of ``requests``, ``concurrency`` and ``rate``. Options that :func:`cdmpp.llm.estimate` has, too, are as
+    there. ``requests``: arrival in seconds, tokens of the prompt and of the answer of each. ``concurrency``: requests
+    in flight; a client sends the next one when one ends. ``rate``: requests per second, with Poisson arrivals.
+    ``input``, ``output``, ``count``: tokens of each prompt and answer, and number of requests; by default eight for
+    each client, at least 32; 1,000 for a rate. ``warmup``: requests at the beginning that means, percentiles and goals
+    leave out; by default ``concurrency``, whose requests begin together as no later ones do (none where there are no
+    more requests than that), else 0. ``seed``: of arrivals and lengths. ``spread``: lengths are evenly distributed
+    within this share around ``input`` and ``output``; by default 0.05 for ``concurrency`` where prompts and decoding
+    share steps, else 0. Requests of equal length that begin together would stay together there; small differences part
+    them on real servers. Where prompts run alone they stay. ``prefix_hit``: share of each prompt that is in the cache
+    already. ``prefill_pool``: devices that compute the prompts, while those of the layout decode: ``tp``, ``pp``,
+    ``ep``, ``dp``, ``device`` (default: the same) and ``bytes_per_s`` (default: 50e9, assumed), at which each device
+    sends its part of the cache. ``predictor`` None: the shipped model, loaded once.
 
-    Parameters
-    ----------
-    config, device, engine, tp, pp, ep, dp, dtype, weights, kv_dtype, framework, cuda_graph :
-        As of :func:`cdmpp.llm.estimate`.
-    requests : sequence of (arrival_s, input, output), optional
-        Arrival in seconds, tokens of the prompt and of the answer.
-    concurrency : int, optional
-        Requests in flight: a client sends the next one when one ends.
-    rate : float, optional
-        Requests per second, with Poisson arrivals.
-    input, output, count : int
-        Tokens of each prompt and answer, and number of requests. Default of ``count``: eight for each client, at least
-        32; 1,000 for a rate.
-    warmup : int, optional
-        Requests at the beginning that means, percentiles and goals leave out. Default: ``concurrency``, whose requests
-        begin together as no later ones do (none where there are no more requests than that), else 0.
-    seed : int
-        Of arrivals and lengths.
-    spread : float, optional
-        Lengths are evenly distributed within this share around ``input`` and ``output``. Default: 0.05 for
-        ``concurrency`` where prompts and decoding share steps, else 0. Requests of equal length that begin together
-        would stay together there; small differences part them on real servers. Where prompts run alone they stay.
-    prefix_hit : float
-        Share of each prompt that is in the cache already.
-    mtp, acceptance, network :
-        As of :func:`cdmpp.llm.estimate`: tokens that a decode step drafts, the share that is right, and the network
-        between nodes.
-    prefill_pool : mapping, optional
-        Devices that compute the prompts, while those of the layout above decode: ``tp``, ``pp``, ``ep``, ``dp``,
-        ``device`` (default: the same) and ``bytes_per_s`` (default: 50e9, assumed), at which each device sends its part
-        of the cache.
-    predictor : Predictor, optional
-        Default: the shipped model, loaded once.
-
-    Returns
-    -------
-    ServingResult
-
-    Raises
-    ------
-    DataError, UnknownDeviceError
-        A file cannot be read, or the device is not known.
-    FieldError
-        A value is wrong, or not exactly one of the three kinds of arrivals is given.
-    InfeasibleError
-        The weights, or the longest request, do not fit.
-
-    Notes
-    -----
     Sequences that decode come first in a step; prompts fill the rest of the token budget in order of arrival (SGLang:
     prompts run alone, before the others decode). A request is admitted where its prompt fits into the cache beside a
     tenth of what the others will still make; where the cache is full, the sequence that came last is computed again
@@ -640,8 +592,10 @@ def simulate(
     many batches are in flight. With ``prefill_pool`` the first token comes from there, and the cache is sent whole
     behind it, before the second token.
 
-    Examples
-    --------
+    Raises DataError, UnknownDeviceError: a file cannot be read, or the device is not known; FieldError: a value is
+    wrong, or not exactly one of the three kinds of arrivals is given; InfeasibleError: the weights, or the longest
+    request, do not fit.
+
     >>> simulate("examples/llm/llama-3.1-8b.json", "h100-sxm", concurrency=64).percentile("tpot_s", 50)
     ... # doctest: +SKIP
     0.0149

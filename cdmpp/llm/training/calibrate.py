@@ -11,13 +11,13 @@ import numpy as np
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError, FieldError
-from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.config import ConfigLike, LLMConfig
 from cdmpp.llm.engines.profile import Engine, EngineProfile, load_training_engine
 from cdmpp.llm.estimate_plan import resolved, resolved_device, shipped_predictor
 from cdmpp.llm.read import read_config
 from cdmpp.llm.training.step import TrainingPlan
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.prediction import Prediction, Query
+from cdmpp.predict.prediction import Device, Prediction, Query
 from cdmpp.utils.files import parse_file, parse_json, parse_table
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -75,9 +75,7 @@ class TrainingCalibrationPlan:
         predictor: Predictor | None = None,
     ) -> None:
         if not 1 <= len(measurements) <= MAX_ROWS:
-            raise FieldError(
-                f"measurements: {len(measurements)} steps", path="measurements", hint=f"1 to {MAX_ROWS} measured steps"
-            )
+            raise FieldError.at("measurements", f"{len(measurements)} steps", hint=f"1 to {MAX_ROWS} measured steps")
         self._engine, self._plans, seconds = engine, [], []
         for number, row in enumerate(measurements, 1):
             plan, duration = _plan(number, row, config, device, engine, predictor)
@@ -226,8 +224,8 @@ def _rows(text: bytes) -> list[dict[str, Any]]:
 
 
 def fit_training(
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
-    device: DeviceSpec | Mapping[str, Any] | str,
+    config: ConfigLike,
+    device: Device,
     measurements: Sequence[Mapping[str, Any]] | str | PathLike[str],
     engine: Engine = "megatron",
     predictor: Predictor | None = None,
@@ -240,8 +238,8 @@ def fit_training(
 
 
 def calibrate_training(
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
-    device: DeviceSpec | Mapping[str, Any] | str,
+    config: ConfigLike,
+    device: Device,
     measurements: Sequence[Mapping[str, Any]] | str | PathLike[str],
     engine: Engine = "megatron",
     predictor: Predictor | None = None,

@@ -16,12 +16,8 @@ EXCHANGED = tuple(4.0**power for power in range(9, 18))
 class GradientPlan(TrainingPlan):
     """A training plan that also prices exchanges of gradients of any size.
 
-    Parameters are those of :class:`TrainingPlan`.
-
-    Parameters
-    ----------
-    compressed : collection of str
-        Collectives of compressed gradients: "all_reduce", "all_gather".
+    ``compressed``: collectives of compressed gradients, "all_reduce" and "all_gather"; other parameters are those of
+    :class:`TrainingPlan`.
     """
 
     def __init__(self, *args: Any, compressed: Collection[str] = (), **options: Any) -> None:

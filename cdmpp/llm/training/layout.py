@@ -88,50 +88,47 @@ class TrainingLayout:
             check_whole(name, getattr(self, name), limits.get(name, MAX_RANKS))
         for name, kind in (("sharding", Sharding), ("recompute", Recompute), ("overlap", Overlap)):
             if getattr(self, name) not in get_args(kind):
-                raise FieldError(
-                    f"{name}: {str(getattr(self, name))[:80]!r} is not allowed",
-                    path=name,
+                raise FieldError.at(
+                    name,
+                    f"{str(getattr(self, name))[:80]!r} is not allowed",
                     hint="one of: " + ", ".join(get_args(kind)),
                 )
         ranks = self.tp * self.pp * self.cp
         if self.gpus % ranks:
-            raise FieldError(
-                f"gpus: {self.gpus} is no multiple of tp * pp * cp = {ranks}",
-                path="gpus",
-                hint=f"use a multiple of {ranks}",
+            raise FieldError.at(
+                "gpus", f"{self.gpus} is no multiple of tp * pp * cp = {ranks}", hint=f"use a multiple of {ranks}"
             )
         if self.cp > self.sequence:
-            raise FieldError(f"cp: {self.cp} ranks share {self.sequence} tokens", path="cp", hint="use fewer ranks")
+            raise FieldError.at("cp", f"{self.cp} ranks share {self.sequence} tokens", hint="use fewer ranks")
         allowed = allowed_tp(config)
         if self.tp not in allowed and not _divides(config, self.tp):
-            raise FieldError(
-                f"tp: {self.tp} does not divide the model", path="tp", hint="allowed: " + ", ".join(map(str, allowed))
+            raise FieldError.at(
+                "tp", f"{self.tp} does not divide the model", hint="allowed: " + ", ".join(map(str, allowed))
             )
         if self.pp * self.virtual_pp > config.layers + 2:
-            raise FieldError(
-                f"pp: {self.pp} stages of {self.virtual_pp} parts for {config.layers} layers",
-                path="pp",
+            raise FieldError.at(
+                "pp",
+                f"{self.pp} stages of {self.virtual_pp} parts for {config.layers} layers",
                 hint=f"pp * virtual_pp is at most {config.layers + 2}",
             )
         if self.virtual_pp > 1 and self.pp == 1:
-            raise FieldError("virtual_pp: there is one stage", path="virtual_pp", hint="use virtual_pp=1, or pp > 1")
+            raise FieldError.at("virtual_pp", "there is one stage", hint="use virtual_pp=1, or pp > 1")
         self._check_experts(config)
         if batch and self.global_batch % (self.micro_batch * self.dp):
-            raise FieldError(
-                f"global_batch: {self.global_batch} is no multiple of micro_batch * copies = "
-                f"{self.micro_batch} * {self.dp}",
-                path="global_batch",
+            raise FieldError.at(
+                "global_batch",
+                f"{self.global_batch} is no multiple of micro_batch * copies = {self.micro_batch} * {self.dp}",
                 hint="change global_batch or micro_batch",
             )
 
     def _check_experts(self, config: LLMConfig) -> None:
         if config.experts is None:
             if self.ep != 1:
-                raise FieldError(f"ep: {self.ep}, but {config.model_type} has no experts", path="ep", hint="use ep=1")
+                raise FieldError.at("ep", f"{self.ep}, but {config.model_type} has no experts", hint="use ep=1")
         elif config.experts.count % self.ep or self.stage_ranks % self.ep:
-            raise FieldError(
-                f"ep: {self.ep} does not divide {config.experts.count} experts and {self.stage_ranks} ranks of a stage",
-                path="ep",
+            raise FieldError.at(
+                "ep",
+                f"{self.ep} does not divide {config.experts.count} experts and {self.stage_ranks} ranks of a stage",
                 hint="use a divisor of both",
             )
 
@@ -152,20 +149,20 @@ def _divides(config: LLMConfig, tp: int) -> bool:
 def training_types(dtype: Any, products: Any, device: DeviceSpec) -> Types:
     """Element types of a training step; FieldError for an unknown one, or one that the device has no units for."""
     if dtype not in ("bfloat16", "float16", "float32"):
-        raise FieldError(f"dtype: {str(dtype)[:80]!r} is not allowed", path="dtype", hint="bfloat16, float16, float32")
+        raise FieldError.not_allowed("dtype", dtype, hint="bfloat16, float16, float32")
     if products is None:
         return Types(dtype)
     if products not in PRODUCTS or dtype == "float32":
-        raise FieldError(
-            f"products: {str(products)[:80]!r} with {dtype} is not allowed",
-            path="products",
+        raise FieldError.at(
+            "products",
+            f"{str(products)[:80]!r} with {dtype} is not allowed",
             hint="one of: " + ", ".join(PRODUCTS) + ", with a 16-bit dtype",
         )
     if not _has_units(device, products):
         having = ", ".join(other.name for other in known() if _has_units(other, products) and not other.status)
-        raise FieldError(
-            f"products: {device.name} has no units for {products}",
-            path="products",
+        raise FieldError.at(
+            "products",
+            f"{device.name} has no units for {products}",
             hint=f"leave products out; devices with such units: {having}",
         )
     return Types(dtype, *PRODUCTS[products])

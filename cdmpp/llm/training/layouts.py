@@ -28,7 +28,6 @@ class PricedLayouts:
     """Priced layouts; positions of the baselines among them by name, and names of those that do not fit."""
 
     plans: PlanGroup[GradientPlan]
-    fitting: int
     baselines: dict[str, int]
     missing: list[str]
 
@@ -47,22 +46,12 @@ class PricedLayouts:
     ) -> PricedLayouts:
         """Layouts of a model on known devices.
 
-        Parameters
-        ----------
-        memory_bytes : float or None
-            Limit of a device; infinite: none, None: its published capacity.
-        given : mapping
-            Values of :class:`TrainingLayout` that all layouts have, None for those of any value.
-        compressed : collection of str
-            Collectives of compressed gradients. With some, copies that hold everything are layouts, too.
-        sizes, types : mapping
-            ``gpus``, ``global_batch``, ``sequence``, ``overlap``; ``dtype``, ``products``, ``ranks_per_node`` and
-            ``network`` of :func:`cdmpp.llm.training_step`.
-
-        Raises
-        ------
-        FieldError, InfeasibleError
-            As :func:`fitting_layouts`; also where the device is not known.
+        ``memory_bytes``: limit of a device; infinite: none, None: its published capacity. ``given``: values of
+        :class:`TrainingLayout` that all layouts have, None for those of any value. ``compressed``: collectives of
+        compressed gradients; with some, copies that hold everything are layouts, too. ``sizes``: ``gpus``,
+        ``global_batch``, ``sequence``, ``overlap``; ``types``: ``dtype``, ``products``, ``ranks_per_node`` and
+        ``network`` of :func:`cdmpp.llm.training_step`. Raises the errors of :func:`fitting_layouts`, and FieldError
+        where the device is not known.
         """
         at = "device"
         try:
@@ -88,7 +77,7 @@ class PricedLayouts:
             for x in chosen
         ]
         places = {name: chosen.index(layout) for name, layout in present.items()}
-        return cls(PlanGroup(plans), len(fitting), places, [name for name in simple if name not in present])
+        return cls(PlanGroup(plans, len(fitting)), places, [name for name in simple if name not in present])
 
 
 def _baselines(fitting: list[TrainingLayout], node: int) -> dict[str, TrainingLayout | None]:

@@ -38,11 +38,7 @@ class Links:
     def of(cls, device: DeviceSpec, ranks_per_node: int | None, network: float | str | None) -> Links:
         """Connections of a device; ``ranks_per_node`` does not divide an NVLink domain."""
         if ranks_per_node is not None and (type(ranks_per_node) is not int or not 1 <= ranks_per_node <= 1024):
-            raise FieldError(
-                f"ranks_per_node: {str(ranks_per_node)[:80]!r} is not allowed",
-                path="ranks_per_node",
-                hint="a whole number from 1 to 1024",
-            )
+            raise FieldError.not_allowed("ranks_per_node", ranks_per_node, hint="a whole number from 1 to 1024")
         inside = link_of_device(device)
         domain_ranks = node_ranks = int(min(devices_together(device, inside), 1 << 16))
         if ranks_per_node is not None:

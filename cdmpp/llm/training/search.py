@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from os import PathLike
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.llm import defaults
-from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.config import ConfigLike, LLMConfig
 from cdmpp.llm.engines.profile import Engine, EngineProfile, load_training_engine
 from cdmpp.llm.estimate_plan import resolved
 from cdmpp.llm.options import MAX_GLOBAL_BATCH, Overlap, Sharding, check_whole
@@ -21,7 +20,7 @@ from cdmpp.llm.training.memory import training_memory
 from cdmpp.llm.training.result import LayoutSearch, TrainingStep
 from cdmpp.llm.training.step import TrainingPlan
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.prediction import Prediction, Query
+from cdmpp.predict.prediction import Device, Prediction, Query
 
 #: Layouts that are priced.
 MAX_PRICED = 1000
@@ -33,15 +32,10 @@ P = TypeVar("P", bound=TrainingPlan)
 
 
 class PlanGroup(Generic[P]):
-    """Plans of several layouts, whose equal queries are predicted once.
+    """Plans of several layouts, whose equal queries are predicted once; ``fitting``: layouts that fit the memory."""
 
-    Attributes
-    ----------
-    queries : list of Query
-    """
-
-    def __init__(self, plans: Sequence[P], queries: Sequence[Query] = ()) -> None:
-        self.plans = plans
+    def __init__(self, plans: Sequence[P], fitting: int = 0, queries: Sequence[Query] = ()) -> None:
+        self.plans, self.fitting = plans, fitting
         every = queries or [query for plan in plans for query in plan.queries]
         self.queries = list({query.program.operator: query for query in every}.values())
         self._places = {query.program.operator: place for place, query in enumerate(self.queries)}
@@ -49,6 +43,11 @@ class PlanGroup(Generic[P]):
     def of_plan(self, plan: P, predictions: Sequence[Prediction]) -> list[Prediction]:
         """The predictions of a plan's queries among those of :attr:`queries`."""
         return [predictions[self._places[query.program.operator]] for query in plan.queries]
+
+    def steps(self, model_id: str, predictions: Sequence[Prediction]) -> list[TrainingStep]:
+        """The steps made of the predictions of :attr:`queries`, the fastest first."""
+        steps = [plan.result(model_id, self.of_plan(plan, predictions)) for plan in self.plans]
+        return sorted(steps, key=lambda step: step.step_s)
 
 
 def fitting_layouts(
@@ -68,12 +67,8 @@ def fitting_layouts(
 ) -> list[TrainingLayout]:
     """Layouts that need at most 94 % of the memory; ``given``: values that all have, None for those of any value.
 
-    Raises
-    ------
-    FieldError
-        A given value does not divide the model, or is not known.
-    InfeasibleError
-        No layout fits; the hint has the smallest ones that do.
+    Raises FieldError: a given value does not divide the model, or is not known; InfeasibleError: no layout fits, and
+    the hint has the smallest ones that do.
     """
     assert profile.training is not None
     loop, overlap = profile.training, overlap or profile.training.overlap
@@ -104,36 +99,23 @@ def fitting_layouts(
     )
 
 
-class LayoutPlans(PlanGroup[TrainingPlan]):
-    """Plans of the layouts that fit the memory: of many, those of the lowest rough cost."""
-
-    def __init__(self, plans: Sequence[TrainingPlan], fitting: int, queries: Sequence[Query] = ()) -> None:
-        super().__init__(plans, queries)
-        self.fitting = fitting
-
-    @classmethod
-    def of(
-        cls, model: LLMConfig, spec: DeviceSpec, profile: EngineProfile, options: Mapping[str, Any], **given: Any
-    ) -> Self:
-        """The plans of :func:`search_layouts`; ``options``: dtype, products, ranks_per_node and network."""
-        sizes = {name: given.pop(name, None) for name in ("gpus", "global_batch", "sequence", "overlap")}
-        fitting = fitting_layouts(model, spec, profile, given, **sizes, **options)
-        shared: dict[Any, Any] = {}
-        plans = [
-            TrainingPlan(model, spec, layout, engine=profile, check_memory=False, shared=shared, **options)
-            for layout in sorted(fitting, key=rough_cost)[:MAX_PRICED]
-        ]
-        return cls(plans, len(fitting))
-
-    def steps(self, model_id: str, predictions: Sequence[Prediction]) -> list[TrainingStep]:
-        """The steps made of the predictions of :attr:`queries`, the fastest first."""
-        steps = [plan.result(model_id, self.of_plan(plan, predictions)) for plan in self.plans]
-        return sorted(steps, key=lambda step: step.step_s)
+def layout_plans(
+    model: LLMConfig, spec: DeviceSpec, profile: EngineProfile, options: Mapping[str, Any], **given: Any
+) -> PlanGroup[TrainingPlan]:
+    """The plans of :func:`search_layouts`; ``options``: dtype, products, ranks_per_node and network."""
+    sizes = {name: given.pop(name, None) for name in ("gpus", "global_batch", "sequence", "overlap")}
+    fitting = fitting_layouts(model, spec, profile, given, **sizes, **options)
+    shared: dict[Any, Any] = {}
+    plans = [
+        TrainingPlan(model, spec, layout, engine=profile, check_memory=False, shared=shared, **options)
+        for layout in sorted(fitting, key=rough_cost)[:MAX_PRICED]
+    ]
+    return PlanGroup(plans, len(fitting))
 
 
 def search_layouts(
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
-    device: DeviceSpec | Mapping[str, Any] | str,
+    config: ConfigLike,
+    device: Device,
     *,
     gpus: int,
     global_batch: int,
@@ -165,7 +147,7 @@ def search_layouts(
     Other parameters and errors are those of :func:`cdmpp.llm.training_step`.
     """
     predictor, model, spec = resolved(predictor, config, device)
-    plans = LayoutPlans.of(
+    plans = layout_plans(
         model,
         spec,
         load_training_engine(engine),

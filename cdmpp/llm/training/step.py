@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import fields
-from os import PathLike
 from typing import Any, Self, Unpack
 
 import numpy as np
@@ -15,7 +14,7 @@ from cdmpp.devices.paths import with_network
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import FieldError, InfeasibleError
 from cdmpp.llm import defaults
-from cdmpp.llm.config import LLMConfig
+from cdmpp.llm.config import ConfigLike, LLMConfig
 from cdmpp.llm.engines.profile import Engine, EngineProfile, Place, load_training_engine
 from cdmpp.llm.estimate_plan import resolved
 from cdmpp.llm.memory import model_size
@@ -29,7 +28,7 @@ from cdmpp.llm.training.parts import LayerBuilder, Message, StepItem, merged_ite
 from cdmpp.llm.training.result import TrainingStep
 from cdmpp.model.domain.score import Label, TotalDomain
 from cdmpp.predict.interface import Predictor
-from cdmpp.predict.prediction import Prediction, Query
+from cdmpp.predict.prediction import Device, Prediction, Query
 from cdmpp.programs.collectives import link_remarks
 from cdmpp.programs.operators import OperatorSpec, operator_family
 from cdmpp.programs.program import TensorProgram
@@ -591,8 +590,8 @@ class TrainingPlan:
 
 @with_options(TrainingOptions)
 def training_step(
-    config: LLMConfig | Mapping[str, Any] | str | PathLike[str],
-    device: DeviceSpec | Mapping[str, Any] | str,
+    config: ConfigLike,
+    device: Device,
     *,
     network: float | str | None = None,
     engine: Engine = defaults.TRAINING_ENGINE,

@@ -15,7 +15,8 @@ from cdmpp.llm.engines.profile import load_training_engine
 from cdmpp.llm.forms import EngineForm, ModelConfig, TrainingDegree, TrainingNetwork, known_device, training_requests
 from cdmpp.llm.options import MAX_GLOBAL_BATCH, MAX_SEQUENCE
 from cdmpp.llm.training.result import TrainingStep
-from cdmpp.llm.training.search import KEPT, LayoutPlans
+from cdmpp.llm.training.search import KEPT, PlanGroup, layout_plans
+from cdmpp.llm.training.step import TrainingPlan
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.requests.fields import Count, DeviceForm, PriceRequest, WholeNumber
 from cdmpp.predict.requests.pricing import Priced
@@ -78,7 +79,7 @@ class TrainingJobForm(Priced):
             for plan in self._layouts().plans
             if layout in (None, name := plan.layout.named()) and (not at_end or name in self._fastest[plan.layout.gpus])
         ]
-        steps = LayoutPlans(plans, 0, self._layouts().queries).steps("", self._prices)
+        steps = PlanGroup(plans, 0, self._layouts().queries).steps("", self._prices)
         if layout is None and not at_end:
             self._fastest.clear()
             for step in steps:
@@ -93,12 +94,12 @@ class TrainingJobForm(Priced):
         same = (plan for plan in plans.plans if plan.layout.gpus == workers and plan.layout.named() == layout)
         return [of[query.program.operator] for query in next(same).queries]
 
-    def _layouts(self) -> LayoutPlans:
+    def _layouts(self) -> PlanGroup[TrainingPlan]:
         return _layouts(self.model_dump_json(), self._counts, self._ignore_memory)
 
 
 @lru_cache(maxsize=64)
-def _layouts(form: str, counts: tuple[int, ...], ignore_memory: bool) -> LayoutPlans:
+def _layouts(form: str, counts: tuple[int, ...], ignore_memory: bool) -> PlanGroup[TrainingPlan]:
     """Layouts of all counts, shared by equal jobs; a count without one is left out unless no count has one."""
     read, found = TrainingJobForm.model_validate_json(form), []
     options = {name: getattr(read, name) for name in ("dtype", "products", "ranks_per_node", "network")}
@@ -107,8 +108,8 @@ def _layouts(form: str, counts: tuple[int, ...], ignore_memory: bool) -> LayoutP
     spec = spec.model_copy(update={"memory_bytes": None}) if ignore_memory else spec
     for gpus in counts:
         try:
-            found.append(LayoutPlans.of(read_config(read.config), spec, profile, options, gpus=gpus, **given))
+            found.append(layout_plans(read_config(read.config), spec, profile, options, gpus=gpus, **given))
         except (FieldError, InfeasibleError):
             if gpus == counts[-1] and not found:
                 raise
-    return LayoutPlans([plan for plans in found for plan in plans.plans], sum(plans.fitting for plans in found))
+    return PlanGroup([plan for plans in found for plan in plans.plans], sum(plans.fitting for plans in found))

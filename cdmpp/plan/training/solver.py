@@ -130,7 +130,7 @@ def _plan(request: TrainingRequest, rows: Sequence[Bucketed], best: int) -> Trai
         breakdown=parts,
         buckets=list(row.buckets),
         exposed_comm_s=exposed_s,
-        fitting=layouts.fitting,
+        fitting=layouts.plans.fitting,
         priced=len(rows),
         alternatives=[
             Alternative(
@@ -144,7 +144,7 @@ def _plan(request: TrainingRequest, rows: Sequence[Bucketed], best: int) -> Trai
         ],
         lower_bound_s=min(bound_s, row.step_s),
         baselines=baselines,
-        explanation=_explain(row, layouts.fitting, len(rows), exposed_s),
+        explanation=_explain(row, layouts.plans.fitting, len(rows), exposed_s),
         remarks=[*step.remarks, _remark(row), *(f"baseline {name}: no layout fits" for name in layouts.missing)],
     )
 

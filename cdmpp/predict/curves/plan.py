@@ -12,7 +12,7 @@ from cdmpp.devices.loading import resolve_device
 from cdmpp.devices.spec import DeviceSpec
 from cdmpp.errors import CdmppError, DataError
 from cdmpp.predict.curves.points import Curve, CurvePoint, monotone_fit
-from cdmpp.predict.curves.template import MAX_POINTS, Axes, Grid, Template, Value
+from cdmpp.predict.curves.template import MAX_POINTS, Axes, Grid, Template
 from cdmpp.predict.interface import Predictor
 from cdmpp.predict.prediction import (
     DEFAULT_QUANTILES,
@@ -44,15 +44,15 @@ class CurvePlan:
         programs: Programs,
         axes: Axes,
         devices: Sequence[Device],
-        *,
         backend: Backend | None = None,
         protocol: Protocol = DEFAULT_PROTOCOL,
         framework: str | None = None,
         quantiles: Sequence[float] = DEFAULT_QUANTILES,
         monotone: Sequence[str] | None = None,
+        implementation: str | None = None,
+        *,
         find: Callable[[str], DeviceSpec] | None = None,
         max_predictions: int = MAX_POINTS,
-        implementation: str | None = None,
     ) -> None:
         self.levels = check_quantiles(quantiles)
         check_settings(protocol, framework, implementation)
@@ -68,12 +68,13 @@ class CurvePlan:
                 hint=f"at most {max_predictions:,} predictions are allowed: use fewer values",
             )
         self._devices = [_device(device, find) for device in devices]
-        self._points = [_PointPrograms.of(grid, at, backend or "library") for at in grid.points()]
-        self._matrix = PredictionMatrix(self._devices, self._points)
+        points = [grid.programs(at, backend or "library") for at in grid.points()]
+        of_points = [Failed("", point) if isinstance(point, CdmppError) else point for point in points]
+        self._matrix: PredictionMatrix[_CurveDevice, _Programs] = PredictionMatrix(self._devices, of_points)
         self.queries = [
             Query(program, device.device, protocol, framework, implementation)
             for device, point in self._matrix.pairs()
-            for program, _ in point.programs
+            for program, _ in point
         ]
 
     def curve(self, model_id: str, predictions: Sequence[Prediction]) -> Curve:
@@ -97,16 +98,8 @@ class _CurveDevice:
     device: DeviceSpec | str
 
 
-@dataclass(frozen=True)
-class _PointPrograms:
-    """Programs of one point with their counts."""
-
-    programs: list[tuple[TensorProgram, int]]
-
-    @classmethod
-    def of(cls, grid: Grid, at: Mapping[str, Value], backend: Backend) -> _PointPrograms | Failed:
-        programs = grid.programs(at, backend)
-        return Failed("", programs) if isinstance(programs, CdmppError) else cls(programs)
+#: Programs of one point with their counts.
+_Programs = list[tuple[TensorProgram, int]]
 
 
 def _templates(programs: Programs) -> Sequence[Template]:
@@ -140,26 +133,25 @@ def _device(device: Device, find: Callable[[str], DeviceSpec] | None) -> _CurveD
     return _CurveDevice(spec if isinstance(spec, str) else spec.name, spec)
 
 
-def _failed(device: _CurveDevice | Failed, point: _PointPrograms | Failed) -> CurvePoint:
+def _failed(device: _CurveDevice | Failed, point: _Programs | Failed) -> CurvePoint:
     fault = point if isinstance(point, Failed) else device
     assert isinstance(fault, Failed)
     return CurvePoint(device.name, {}, error=ErrorInfo.of(fault.error))
 
 
-def _total(device: _CurveDevice, point: _PointPrograms, predictions: Iterator[Prediction]) -> CurvePoint:
+def _total(device: _CurveDevice, point: _Programs, predictions: Iterator[Prediction]) -> CurvePoint:
     """A point's sums over its programs, from the next predictions; or its first error."""
-    counted = [(next(predictions), count) for _, count in point.programs]
+    counted = [(next(predictions), count) for _, count in point]
     error = next((prediction.error for prediction, _ in counted if prediction.error is not None), None)
     if error is not None:
         return CurvePoint(device.name, {}, error=error)
-
     total = PredictionTotal.of(counted)
     return CurvePoint(
         counted[0][0].device,
         {},
-        latency_s=total.latency_s,
-        lower_s=total.lower_s,
-        upper_s=total.upper_s,
+        total.latency_s,
+        total.lower_s,
+        total.upper_s,
         domain=total.domain,
         domain_score=max(p.domain_score for p, _ in counted if p.domain_score is not None),
         roofline_s=float(sum(count * (p.roofline_s or 0.0) for p, count in counted)),
@@ -228,15 +220,6 @@ def predict_curve(
     --------
     >>> predict_curve(predictor, "linear:n=4096,k=1024", {"m": [1, 2, 4, 8]}, ["t4"])      # doctest: +SKIP
     """
-    plan = CurvePlan(
-        programs,
-        axes,
-        devices,
-        backend=backend,
-        protocol=protocol,
-        framework=framework,
-        quantiles=quantiles,
-        monotone=monotone,
-        implementation=implementation,
-    )
+    settings = (backend, protocol, framework, quantiles, monotone, implementation)
+    plan = CurvePlan(programs, axes, devices, *settings)
     return plan.curve(predictor.model_id, predictor.predict_queries(plan.queries, plan.levels))

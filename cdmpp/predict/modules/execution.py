@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from os import PathLike
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from pydantic import Field
 
@@ -36,7 +36,7 @@ class ModuleHost(Host):
     """Host time of PyTorch's calls, in seconds."""
 
     #: This host's time over that of ``calls`` and ``kinds``. A launch by a library is ``launch_s`` on every host.
-    factor: Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)] = 1.0
+    factor: float = Field(1.0, ge=0.01, le=100, allow_inf_nan=False)
     #: The device idles between two kernels.
     gap_s: Seconds = 0.0
     #: Once a replay of a graph.

@@ -16,19 +16,16 @@ Ranks = Annotated[int, Field(ge=2, le=MAX_COUNT), WholeNumber]
 class CollectiveOptions(Closed):
     """How a collective runs; defaults are those of ``POST /predict``."""
 
-    ranks_per_node: Annotated[
-        Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber] | None,
-        Field(description="Default: as many as a node of the device holds."),
-    ] = None
-    span: Annotated[
-        Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber] | None,
-        Field(description="Consecutive devices over which the ranks are evenly spread; default: they are neighbours."),
-    ] = None
+    ranks_per_node: Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber] | None = Field(
+        None, description="Default: as many as a node of the device holds."
+    )
+    span: Annotated[int, Field(ge=1, le=MAX_COUNT), WholeNumber] | None = Field(
+        None, description="Consecutive devices over which the ranks are evenly spread; default: they are neighbours."
+    )
     dtype: Name | None = None
-    link: Annotated[
-        Name | PositiveBytes | None,
-        Field(description="A name, or bytes per second of one direction; default: the link of the device."),
-    ] = None
+    link: Name | PositiveBytes | None = Field(
+        None, description="A name, or bytes per second of one direction; default: the link of the device."
+    )
     library: Name | None = None
     mode: Name | None = None
 
@@ -43,7 +40,7 @@ class CollectiveForm(CollectiveOptions):
     """A collective between ranks, as an item of ``POST /predict`` has it."""
 
     operator: CollectiveOperator
-    bytes: Annotated[float, Field(gt=0, le=MAX_BYTES, description="The larger buffer of one rank.")]
+    bytes: float = Field(gt=0, le=MAX_BYTES, description="The larger buffer of one rank.")
     ranks: Ranks
 
     def program(self) -> dict[str, Any]:
@@ -67,7 +64,7 @@ class CollectiveTemplate(CollectiveOptions):
 class CollectiveLinkForm(CollectiveOptions):
     """Collectives of any size between ranks, predicted at :data:`LINK_BYTES` and interpolated."""
 
-    operator: Annotated[CollectiveOperator | None, Field(description="Default: all_reduce and all_gather.")] = None
+    operator: CollectiveOperator | None = Field(None, description="Default: all_reduce and all_gather.")
     ranks: Ranks
 
 

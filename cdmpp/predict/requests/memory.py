@@ -70,9 +70,9 @@ def check_fits(what: str, needed: float, limit: float, *, path: str, fits: str) 
 
 def does_not_fit(what: str, needed: float, limit: float, *, path: str, fits: str) -> InfeasibleError:
     """The error of :func:`check_fits`."""
-    return InfeasibleError(
-        f"{path}: {what} needs {format_si(needed, 'B')} ({needed:.12g} bytes) of the {format_si(limit, 'B')} "
+    return InfeasibleError.at(
+        path,
+        f"{what} needs {format_si(needed, 'B')} ({needed:.12g} bytes) of the {format_si(limit, 'B')} "
         f"({limit:.12g} bytes) of its device",
-        path=path,
         hint=f"{fits}; {IGNORE_HINT}",
     )

@@ -150,11 +150,10 @@ class PredictedCost(Priced):
     Exactly one of ``programs``, whose latencies are summed, and ``collective``.
     """
 
-    programs: Annotated[list[Work] | None, Field(min_length=1)] = None
-    collective: Annotated[
-        CollectiveForm | None,
-        Field(description="A collective between devices of this kind; framework is its library where it names none."),
-    ] = None
+    programs: list[Work] | None = Field(None, min_length=1)
+    collective: CollectiveForm | None = Field(
+        None, description="A collective between devices of this kind; framework is its library where it names none."
+    )
     device: DeviceForm
     backend: Backend | None = None
     protocol: Protocol = DEFAULT_PROTOCOL

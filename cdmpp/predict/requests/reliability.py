@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -20,30 +20,29 @@ Choice = Literal["same plan", "another plan", "no plan"]
 class Ends(Row):
     """A figure of the plan with all predictions at the ends of their 80 % intervals."""
 
-    figure: Annotated[str, Field(description="Field of the plan, as a dotted path.")]
-    lower: Annotated[float, Field(description="The figure of this plan with all predictions at their lower ends.")]
+    figure: str = Field(description="Field of the plan, as a dotted path.")
+    lower: float = Field(description="The figure of this plan with all predictions at their lower ends.")
     upper: float
-    best_at_lower: Annotated[
-        Choice | None, Field(description="Plan that is best at the lower ends; null: not searched again.")
-    ] = None
+    best_at_lower: Choice | None = Field(
+        None, description="Plan that is best at the lower ends; null: not searched again."
+    )
     best_at_upper: Choice | None = None
 
 
 class Reliability(Row):
     """How far the costs of a plan are trusted. ``model_id`` and ``domain`` are fields of the plan."""
 
-    programs: Annotated[int, Field(description="Programs that the model priced; 0: all costs are given.")]
-    domain_share: Annotated[
-        float | None, Field(description="Part of the time of these programs whose domain is that of the plan.")
-    ] = None
-    domain_program: Annotated[str | None, Field(description="Longest program with that domain, and its device.")] = None
-    ends: Annotated[
-        Ends | None, Field(description="null: nothing was predicted, or the planner was asked for no interval.")
-    ] = None
-    given: Annotated[
-        list[str],
-        Field(description="Costs that the request gives as numbers, without interval; * stands for all indices."),
-    ]
+    programs: int = Field(description="Programs that the model priced; 0: all costs are given.")
+    domain_share: float | None = Field(
+        None, description="Part of the time of these programs whose domain is that of the plan."
+    )
+    domain_program: str | None = Field(None, description="Longest program with that domain, and its device.")
+    ends: Ends | None = Field(
+        None, description="null: nothing was predicted, or the planner was asked for no interval."
+    )
+    given: list[str] = Field(
+        description="Costs that the request gives as numbers, without interval; * stands for all indices."
+    )
     assumed: list[str] = Field(default_factory=list, description="What was assumed of links and networks of devices.")
 
     def short(self, domain: str | None) -> str:

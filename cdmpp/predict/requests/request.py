@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from operator import attrgetter
 from types import ModuleType
-from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from pydantic import Field, computed_field, model_validator
 from pydantic_core import PydanticCustomError
@@ -103,10 +103,9 @@ class Request(Closed, Generic[A]):
     :class:`cdmpp.errors.FieldError` with the field's dotted path.
     """
 
-    ignore_memory: Annotated[
-        bool,
-        Field(description="Plan as if the devices had unlimited memory: neither stated nor published limits hold."),
-    ] = False
+    ignore_memory: bool = Field(
+        False, description="Plan as if the devices had unlimited memory: neither stated nor published limits hold."
+    )
 
     @classmethod
     def answer_model(cls) -> type[A]:
@@ -183,16 +182,15 @@ class Request(Closed, Generic[A]):
 class Answer(Row):
     """Fields that all answers share."""
 
-    model_id: Annotated[
-        str | None, Field(description="Model that priced the programs; null where no program was to be priced.")
-    ] = None
-    domain: Annotated[
-        Literal["in", "near", "out"] | None,
-        Field(description="The worst of the predictions' domains: how far to trust the plan. null: none."),
-    ] = None
-    reliability: Annotated[
-        Reliability | None, Field(description="How far the costs are trusted; null only in parts of a plan.")
-    ] = None
+    model_id: str | None = Field(
+        None, description="Model that priced the programs; null where no program was to be priced."
+    )
+    domain: Literal["in", "near", "out"] | None = Field(
+        None, description="The worst of the predictions' domains: how far to trust the plan. null: none."
+    )
+    reliability: Reliability | None = Field(
+        None, description="How far the costs are trusted; null only in parts of a plan."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -239,16 +237,11 @@ class Plan(Answer):
     #: What the lower bound holds for, in words.
     bounded: ClassVar[str] = "plans"
 
-    baselines: Annotated[
-        dict[str, float], Field(description="The objective of simpler plans on the same costs, by name.")
-    ]
-    explanation: Annotated[
-        list[str], Field(description="Why the objective is what it is, down to the programs, in words.")
-    ]
-    seed: Annotated[
-        int | None,
-        Field(description="Seed of this plan, where several were searched.", exclude_if=lambda seed: seed is None),
-    ] = None
+    baselines: dict[str, float] = Field(description="The objective of simpler plans on the same costs, by name.")
+    explanation: list[str] = Field(description="Why the objective is what it is, down to the programs, in words.")
+    seed: int | None = Field(
+        None, description="Seed of this plan, where several were searched.", exclude_if=lambda seed: seed is None
+    )
 
     @property
     def interval_figure(self) -> str:

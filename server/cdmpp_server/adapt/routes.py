@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -16,10 +16,10 @@ from pydantic import Field
 from cdmpp.errors import CdmppError
 from cdmpp.model.artifact.load import ADAPTER, on_base, without_adapter
 from cdmpp.predict.predictor import LatencyPredictor
-from cdmpp_server.adapt.work import adapt_request_model, header_for, unpack
+from cdmpp_server.adapt.work import AdaptRequest, header_for, unpack
 from cdmpp_server.body import INLINE_BYTES, JSON, read_json_body
 from cdmpp_server.concurrency import Deadline, cancel_on_disconnect
-from cdmpp_server.fields import ProgramValue
+from cdmpp_server.fields import ProgramValue, with_max_items
 from cdmpp_server.load import Place
 from cdmpp_server.models import Models
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
@@ -43,7 +43,7 @@ class CrossValidated(AnswerModel):
 class Figures(AnswerModel):
     """Errors on the remaining records."""
 
-    overall: Annotated[dict[str, Any], Field(description="As `cdmpp eval --json` prints them; fractions.")]
+    overall: dict[str, Any] = Field(description="As `cdmpp eval --json` prints them; fractions.")
 
 
 class NamedWarning(AnswerModel):
@@ -56,30 +56,27 @@ class NamedWarning(AnswerModel):
 class AdaptResponse(AnswerModel):
     """Errors before and after the adaptation, and the name of the adapted model for /predict."""
 
-    adapted_model: Annotated[str, Field(description="Pass it as `model` to /predict.")]
+    adapted_model: str = Field(description="Pass it as `model` to /predict.")
     base_model_id: str
     device: str
-    k: Annotated[int, Field(ge=1, description="Number of used records.")]
-    selected: Annotated[list[int] | None, Field(description="With k: indices of the chosen records.")]
-    programs: Annotated[int, Field(ge=1, description="Number of distinct queries among the used records.")]
+    k: int = Field(ge=1, description="Number of used records.")
+    selected: list[int] | None = Field(description="With k: indices of the chosen records.")
+    programs: int = Field(ge=1, description="Number of distinct queries among the used records.")
     families: dict[str, int]
     protocols: dict[str, int]
     cross_validated: CrossValidated
-    before: Annotated[Figures | None, Field(description="Errors of the base model on the remaining records.")]
-    after: Annotated[Figures | None, Field(description="Errors of the adapted model on the same records.")]
-    weight: Annotated[
-        float,
-        Field(
-            ge=0,
-            le=1,
-            description="Share of the correction that reduced the error on left-out measurements. 0: none did, and "
-            "the adapted model predicts as the base model.",
-        ),
-    ]
-    width: Annotated[float, Field(gt=0, description="Factor on the width of the intervals.")]
+    before: Figures | None = Field(description="Errors of the base model on the remaining records.")
+    after: Figures | None = Field(description="Errors of the adapted model on the same records.")
+    weight: float = Field(
+        ge=0,
+        le=1,
+        description="Share of the correction that reduced the error on left-out measurements. 0: none did, and "
+        "the adapted model predicts as the base model.",
+    )
+    width: float = Field(gt=0, description="Factor on the width of the intervals.")
     sampler: str | None
     seed: int
-    unsupported: Annotated[dict[str, int], Field(description="Number of records that could not be used, by reason.")]
+    unsupported: dict[str, int] = Field(description="Number of records that could not be used, by reason.")
     warnings: list[NamedWarning]
     seconds: dict[str, float]
 
@@ -128,10 +125,8 @@ def _encode(fields: dict[str, Any], records: list[dict[str, Any]], forms: Sequen
 
 def _keep(reply: tuple[dict[str, Any], dict[str, Any], bytes], base: LatencyPredictor, models: Models) -> bytes:
     report, manifest, payload = reply
-    predictor = LatencyPredictor(
-        on_base(without_adapter(base.artifact), payload, manifest, Path(ADAPTER)), cache=base.cache
-    )
-    models.add(predictor, sender_id())
+    adapted = on_base(without_adapter(base.artifact), payload, manifest, Path(ADAPTER))
+    models.add(LatencyPredictor(adapted, cache=base.cache), sender_id())
     return json.dumps({"adapted_model": report.pop("model_id"), **report}, separators=(",", ":")).encode()
 
 
@@ -188,7 +183,7 @@ _EXAMPLE = {
 
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
     """Add request, response and problems of ``POST /adapt``."""
-    add_models(schemas, adapt_request_model(settings.max_items), AdaptResponse)
+    add_models(schemas, with_max_items(AdaptRequest, "records", settings.max_items), AdaptResponse)
     adapt = document["paths"]["/adapt"]["post"]
     add_body(adapt, ref("AdaptRequest"), _EXAMPLE)
     add_answer(

@@ -37,12 +37,11 @@ class Record(RequestModel):
     """A program and its measured latency on the device."""
 
     program: RegisteredProgram
-    latency_s: Annotated[
-        float,
-        Field(ge=BELIEVABLE_S[0], le=BELIEVABLE_S[1], allow_inf_nan=False, description="Measured latency in seconds."),
-    ]
+    latency_s: float = Field(
+        ge=BELIEVABLE_S[0], le=BELIEVABLE_S[1], allow_inf_nan=False, description="Measured latency in seconds."
+    )
     backend: Backend | None = None
-    protocol: Annotated[Protocol, Field(description="As in an item of /predict.")] = DEFAULT_PROTOCOL
+    protocol: Protocol = Field(DEFAULT_PROTOCOL, description="As in an item of /predict.")
     framework: Framework | None = None
 
 
@@ -50,21 +49,14 @@ class AdaptRequest(RequestModel):
     """Measurements of one device."""
 
     device: Device
-    records: Annotated[list[Record], Field(min_length=1, max_length=10_000)]
-    k: Annotated[
-        Annotated[int, Field(ge=1, le=100_000), WholeNumber] | None,
-        Field(
-            description="Number of records to use. They are chosen without their latencies, and the errors are "
-            "reported for the remaining records. Default: use all records."
-        ),
-    ] = None
-    sampler: Annotated[Sampler, Field(description="Method that chooses the k records.")] = "variance"
+    records: list[Record] = Field(min_length=1, max_length=10_000)
+    k: Annotated[int, Field(ge=1, le=100_000), WholeNumber] | None = Field(
+        None,
+        description="Number of records to use. They are chosen without their latencies, and the errors are "
+        "reported for the remaining records. Default: use all records.",
+    )
+    sampler: Sampler = Field("variance", description="Method that chooses the k records.")
     seed: Annotated[int, Field(ge=0, le=2**31 - 1), WholeNumber] = 0
-
-
-def adapt_request_model(max_items: int) -> type[AdaptRequest]:
-    """:class:`AdaptRequest` with another limit on the number of records."""
-    return with_max_items(AdaptRequest, "records", max_items)
 
 
 class RecordError(Exception):
@@ -119,7 +111,7 @@ def run(bases: Bases, header: Mapping[str, Any], body: bytes) -> WorkerReply:
 
 def _read(body: bytes, max_records: int) -> bytes:
     """The validated request with its defaults; each program is its text or the object that was sent."""
-    request = parse(adapt_request_model(max_records), body)
+    request = parse(with_max_items(AdaptRequest, "records", max_records), body)
     records = [
         {**record.model_dump(exclude={"program"}), "program": program_value(record.program)}
         for record in request.records
@@ -128,14 +120,9 @@ def _read(body: bytes, max_records: int) -> bytes:
 
 
 def _adapt(base: LatencyPredictor, request: Mapping[str, Any]) -> WorkerReply:
-    device = request["device"]
-    adapted = base.adapt(
-        measurements(request["records"]),
-        resolve_device(device, base.artifact.device),
-        k=request["k"],
-        sampler=request["sampler"],
-        seed=request["seed"],
-    )
+    device = resolve_device(request["device"], base.artifact.device)
+    options = {name: request[name] for name in ("k", "sampler", "seed")}
+    adapted = base.adapt(measurements(request["records"]), device, **options)
     return pack(adapted.adaptation or {}, adapted)
 
 

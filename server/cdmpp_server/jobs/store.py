@@ -75,17 +75,6 @@ DEFAULT_BUDGET_S = 600.0
 LEASE_S = 6.0
 #: A job fails after this many attempts whose process ended.
 MAX_ATTEMPTS = 3
-_LISTED = (
-    jobs.c.id,
-    jobs.c.kind,
-    jobs.c.state,
-    jobs.c.progress,
-    jobs.c.best,
-    jobs.c.bound,
-    jobs.c.created_at,
-    jobs.c.updated_at,
-)
-_SHOWN = (*_LISTED, jobs.c.answer, jobs.c.error)
 
 
 @dataclass(frozen=True)
@@ -108,6 +97,10 @@ class JobState(ListedJob):
 
     answer: str | None
     error: str | None
+
+
+#: Columns of a job in a list, and of one as a client sees it.
+_LISTED, _SHOWN = ([jobs.c[field.name] for field in fields(job)] for job in (ListedJob, JobState))
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ _MEASURED = Field(ge=BELIEVABLE_S[0], le=BELIEVABLE_S[1], allow_inf_nan=False, d
 class ObservedPrediction(RequestModel):
     """A measurement of a previous prediction; each result of a response counts once."""
 
-    prediction_id: Annotated[str, Field(max_length=MAX_ID, description="`prediction_id` of a result of /predict.")]
+    prediction_id: str = Field(max_length=MAX_ID, description="`prediction_id` of a result of /predict.")
     latency_s: Annotated[float, _MEASURED]
 
 
@@ -49,9 +49,9 @@ class ObservedProgram(RequestModel):
     device: Device
     latency_s: Annotated[float, _MEASURED]
     backend: Backend | None = None
-    protocol: Annotated[Protocol, Field(description="As in an item of /predict.")] = DEFAULT_PROTOCOL
+    protocol: Protocol = Field(DEFAULT_PROTOCOL, description="As in an item of /predict.")
     framework: Framework | None = None
-    implementation: Annotated[Implementation | None, Field(description="As in an item of /predict.")] = None
+    implementation: Implementation | None = Field(None, description="As in an item of /predict.")
 
 
 def _form(value: Any) -> str | None:
@@ -73,12 +73,7 @@ Observed = Annotated[
 class ObserveRequest(RequestModel):
     """Measurements; each is stored or gets an error."""
 
-    observations: Annotated[list[Observed], Field(min_length=1, max_length=10_000)]
-
-
-def observe_request_model(max_items: int) -> type[ObserveRequest]:
-    """:class:`ObserveRequest` with another limit on the number of observations."""
-    return with_max_items(ObserveRequest, "observations", max_items)
+    observations: list[Observed] = Field(min_length=1, max_length=10_000)
 
 
 class Kept(AnswerModel):
@@ -90,20 +85,17 @@ class Kept(AnswerModel):
 class ObservationError(AnswerModel):
     """Reason for which an observation was not stored."""
 
-    code: Annotated[
-        Literal[
-            "invalid_prediction_id",
-            "already_observed",
-            "unknown_program",
-            "invalid_program",
-            "unsupported_operator",
-            "unknown_device",
-            "invalid_device",
-            "missing_dependency",
-            "data_error",
-        ],
-        Field(description="Stable identifier for programs."),
-    ]
+    code: Literal[
+        "invalid_prediction_id",
+        "already_observed",
+        "unknown_program",
+        "invalid_program",
+        "unsupported_operator",
+        "unknown_device",
+        "invalid_device",
+        "missing_dependency",
+        "data_error",
+    ] = Field(description="Stable identifier for programs.")
     message: str
     hint: str
 
@@ -117,9 +109,7 @@ class NotKept(AnswerModel):
 class ObserveResponse(AnswerModel):
     """Result of each observation, in the order of the request."""
 
-    accepted: Annotated[
-        int, Field(ge=0, description="Number of stored observations, including those that were sent before.")
-    ]
+    accepted: int = Field(ge=0, description="Number of stored observations, including those that were sent before.")
     results: list[Kept | NotKept]
 
 
@@ -130,30 +120,22 @@ class DeviceError(AnswerModel):
     """
 
     device: str
-    device_digest: Annotated[
-        str, Field(description="Hash of the device's figures; it differs between devices of one name.")
-    ]
+    device_digest: str = Field(description="Hash of the device's figures; it differs between devices of one name.")
     model_id: str
-    count: Annotated[int, Field(ge=1, description="Number of observations.")]
-    mape: Annotated[float, Field(ge=0, description="Mean of |predicted / measured - 1|.")]
-    bias: Annotated[
-        float, Field(description="exp(mean log(measured / predicted)) - 1; 0.1: measured latencies are 10 % longer.")
-    ]
-    coverage: Annotated[float, Field(ge=0, le=1, description="Share of measurements inside their interval.")]
-    recent_bias: Annotated[float, Field(description="Bias of the last 200 observations.")]
-    drift: Annotated[
-        float | None,
-        Field(
-            description="Change of the mean log ratio from the first to the last 200 observations, in standard "
-            "errors; null while there are too few observations."
-        ),
-    ]
-    drifting: Annotated[bool, Field(description="Whether the change is at least 5 standard errors and 5 %.")]
-    proposal: Annotated[
-        str | None,
-        Field(description="Job that proposes an adapted model, for GET /jobs/{job_id} and POST /models/reload."),
-    ] = None
-    last_at: Annotated[float, Field(description="Unix time of the last observation, in seconds.")]
+    count: int = Field(ge=1, description="Number of observations.")
+    mape: float = Field(ge=0, description="Mean of |predicted / measured - 1|.")
+    bias: float = Field(description="exp(mean log(measured / predicted)) - 1; 0.1: measured latencies are 10 % longer.")
+    coverage: float = Field(ge=0, le=1, description="Share of measurements inside their interval.")
+    recent_bias: float = Field(description="Bias of the last 200 observations.")
+    drift: float | None = Field(
+        description="Change of the mean log ratio from the first to the last 200 observations, in standard "
+        "errors; null while there are too few observations."
+    )
+    drifting: bool = Field(description="Whether the change is at least 5 standard errors and 5 %.")
+    proposal: str | None = Field(
+        None, description="Job that proposes an adapted model, for GET /jobs/{job_id} and POST /models/reload."
+    )
+    last_at: float = Field(description="Unix time of the last observation, in seconds.")
 
 
 class ObservedErrors(AnswerModel):
@@ -228,7 +210,7 @@ async def observe(request: Request) -> Response:
     state = request.app.state
     body = await read_json_body(request, state.settings)
     deadline = Deadline.of(request, state.settings)
-    model = observe_request_model(state.settings.max_items)
+    model = with_max_items(ObserveRequest, "observations", state.settings.max_items)
     # Large bodies run in the same bounded threads as those of /predict.
     do, small = state.service.do, len(body) <= INLINE_BYTES
     observe_request = await do(small, lambda: parse(model, body), deadline)
@@ -351,19 +333,14 @@ async def _write(state: Any, observations: list[Observation], deadline: Deadline
 
 
 def _device_error(summary: Summary, jobs: Mapping[tuple[str, str, str], str]) -> DeviceError:
-    return DeviceError(
-        device=summary.device,
-        device_digest=summary.device_digest,
-        model_id=summary.model_id,
-        last_at=summary.last_at,
-        proposal=jobs.get((summary.device, summary.device_digest, summary.model_id)),
-        **asdict(summary.figures),
-    )
+    key = (summary.device, summary.device_digest, summary.model_id)
+    fields = {"device": key[0], "device_digest": key[1], "model_id": key[2], "last_at": summary.last_at}
+    return DeviceError(**fields, proposal=jobs.get(key), **asdict(summary.figures))
 
 
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
     """Describe bodies and problems of /observe."""
-    add_models(schemas, observe_request_model(settings.max_items), ObserveResponse)
+    add_models(schemas, with_max_items(ObserveRequest, "observations", settings.max_items), ObserveResponse)
     operation = document["paths"]["/observe"]["post"]
     add_body(operation, ref("ObserveRequest"), _EXAMPLE)
     add_answer(operation, ref("ObserveResponse"), "Result of each observation, in order.")
@@ -392,26 +369,26 @@ class ListedObservation(AnswerModel):
     """A measurement, its prediction, and its program where it is known."""
 
     observation_id: str
-    program: Annotated[dict[str, Any] | None, Field(description="As in an item of /predict; null if it is not known.")]
+    program: dict[str, Any] | None = Field(description="As in an item of /predict; null if it is not known.")
     program_hash: str
     device: str
     device_digest: str
     backend: str
     protocol: str
     framework: str | None
-    model_id: Annotated[str, Field(description="Model of the prediction.")]
+    model_id: str = Field(description="Model of the prediction.")
     predicted_s: float
     lower_s: float
     upper_s: float
     latency_s: float
-    received_at: Annotated[float, Field(description="Unix time, in seconds.")]
+    received_at: float = Field(description="Unix time, in seconds.")
 
 
 class ListedObservations(AnswerModel):
     """Observations of a device, newest first."""
 
     observations: list[ListedObservation]
-    next: Annotated[str | None, Field(description="Pass it as `before` for older observations; null: there are none.")]
+    next: str | None = Field(description="Pass it as `before` for older observations; null: there are none.")
 
 
 def list_observations(

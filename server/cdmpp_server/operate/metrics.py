@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter as Count
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 
 from cdmpp import __version__
 from cdmpp.devices import known
+from cdmpp.predict.prediction import Prediction
 
 #: prometheus_client's environment variable with the folder that the workers share.
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -108,6 +109,13 @@ class Metrics:
         child.observe(seconds)
         if code is not None:
             self._refusals.labels(code).inc()
+
+    def predictions(self, predictions: Sequence[Prediction]) -> None:
+        """Count the predictions and errors of one request."""
+        self.items(
+            [(p.device, p.domain) for p in predictions if p.error is None and p.domain is not None],
+            [p.error.code for p in predictions if p.error is not None],
+        )
 
     def items(self, answered: Iterable[tuple[str, str]], errors: Iterable[str] = ()) -> None:
         """Count the items of one request: (device name, domain) of each prediction, and the code of each error."""

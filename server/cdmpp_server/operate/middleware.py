@@ -103,9 +103,9 @@ class RequestMiddleware:
                     if REFUSED in scope:
                         raise scope[REFUSED]
                     self._hosts.check(scope)
-                key, administrator = self._keys.find(_text(headers.get(b"authorization")))
+                key, administrator = self._keys.find(headers.get(b"authorization", b"").decode("latin-1"))
                 scope[_ACCESS] = (key, administrator)
-                if not self._is_open(scope["path"]):
+                if scope["path"] not in self._open and not scope["path"].startswith(OPEN_FOLDERS):
                     if key is None and self._keys.required:
                         raise unauthorized()
                     client = scope.get("client")
@@ -123,9 +123,6 @@ class RequestMiddleware:
         finally:
             self._ended(scope, status, time.perf_counter() - started, id_text.decode(), key)
             request_id.reset(token)
-
-    def _is_open(self, path: str) -> bool:
-        return path in self._open or path.startswith(OPEN_FOLDERS)
 
     def _ended(self, scope: Scope, status: int, seconds: float, id_text: str, key: str | None) -> None:
         # The path of the route, not of the request: the number of labels must be bounded.
@@ -161,10 +158,6 @@ def install(app: FastAPI, settings: Settings) -> None:
         return RequestMiddleware(inner(), settings, metrics)
 
     app.build_middleware_stack = build  # type: ignore[method-assign]
-
-
-def _text(header: bytes | None) -> str | None:
-    return header.decode("latin-1") if header is not None else None
 
 
 router = APIRouter()

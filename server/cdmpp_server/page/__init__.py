@@ -68,35 +68,17 @@ def _respond(request: Request, name: str) -> Response:
     return Response(content, headers=headers, media_type=MEDIA_TYPES[Path(name).suffix])
 
 
-# Not part of the schema: the page is for people and gives no guarantee to programs.
-@router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+#: File of each page by its path. Not part of the schema: pages are for people and give no guarantee to programs.
+_PAGES = {"/": "index", "/docs": "docs", "/status": "status", "/support.html": "support", "/plans.html": "plans"}
+
+
 async def page(request: Request) -> Response:
-    """The page."""
-    return _respond(request, "index.html")
+    """A page."""
+    return _respond(request, f"{_PAGES[request.scope['route'].path]}.html")
 
 
-@router.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)
-async def docs(request: Request) -> Response:
-    """The schema in readable form."""
-    return _respond(request, "docs.html")
-
-
-@router.api_route("/status", methods=["GET", "HEAD"], include_in_schema=False)
-async def status(request: Request) -> Response:
-    """The page of the service's status and drift."""
-    return _respond(request, "status.html")
-
-
-@router.api_route("/support.html", methods=["GET", "HEAD"], include_in_schema=False)
-async def support(request: Request) -> Response:
-    """The page of the model's coverage."""
-    return _respond(request, "support.html")
-
-
-@router.api_route("/plans.html", methods=["GET", "HEAD"], include_in_schema=False)
-async def plans(request: Request) -> Response:
-    """The page of plans."""
-    return _respond(request, "plans.html")
+for _path in _PAGES:
+    router.add_api_route(_path, page, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 @router.api_route("/page/{name}", methods=["GET", "HEAD"], include_in_schema=False)

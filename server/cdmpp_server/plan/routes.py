@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
@@ -25,6 +25,7 @@ from cdmpp_server.body import JSON, read_json_body
 from cdmpp_server.concurrency import DESCRIPTION, Deadline, cancel_on_disconnect
 from cdmpp_server.fields import Device, Program
 from cdmpp_server.jobs.routes import Submitted, submit
+from cdmpp_server.llm import EXAMPLE_MODEL
 from cdmpp_server.openapi import BODY_PROBLEMS, REF, Schema, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.operate.middleware import count_items
 from cdmpp_server.plan.warm import REQUESTS
@@ -185,10 +186,10 @@ def _wants_figure(request: Request) -> bool:
 class PlanKind(AnswerModel):
     """A query above single programs, and where it is asked."""
 
-    kind: Annotated[str, Field(description="As `cdmpp plan` and `cdmpp.make_plan` call it.")]
+    kind: str = Field(description="As `cdmpp plan` and `cdmpp.make_plan` call it.")
     path: str
     summary: str
-    example: Annotated[dict[str, Any], Field(description="A small request with given costs.")]
+    example: dict[str, Any] = Field(description="A small request with given costs.")
 
 
 class PlanKinds(AnswerModel):
@@ -233,16 +234,8 @@ EXAMPLE_REQUESTS: dict[str, dict[str, Any]] = {
         "link": {"alpha_s": 1e-5, "bandwidth_bytes_per_s": 1e10},
     },
     "training": {
-        "model": {
-            "model_type": "llama",
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "vocab_size": 128256,
-        },
-        "device": "h100-sxm",
+        "model": EXAMPLE_MODEL["config"],
+        "device": EXAMPLE_MODEL["device"],
         "gpus": 8,
         "global_batch": 64,
         "sequence": 4096,

@@ -18,11 +18,11 @@ from cdmpp.predict.prediction import ErrorInfo
 from cdmpp.predict.predictor import LatencyPredictor, RowKey
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL
 from cdmpp_server.body import check, parse_json
-from cdmpp_server.fields import program_value
+from cdmpp_server.fields import program_value, with_max_items
 from cdmpp_server.predict.admission import CACHED_WORK
 from cdmpp_server.predict.programs import Devices, Programs, ResolvedDevice, ResolvedProgram, exact_key
 from cdmpp_server.predict.render import AnswerCache, RenderedAnswer
-from cdmpp_server.predict.schema import MAX_ID, Envelope, Item, envelope_model
+from cdmpp_server.predict.schema import MAX_ID, Envelope, Item
 from cdmpp_server.predict.strict import check_item, refusal
 from cdmpp_server.problems import ProblemError, SchemaViolation
 from cdmpp_server.schema_base import violations
@@ -151,7 +151,7 @@ class Reader:
 
     def __init__(self, settings: Settings, programs: Programs, devices: Devices, answers: AnswerCache) -> None:
         self._programs, self._devices, self._answers = programs, devices, answers
-        self._envelope_model = envelope_model(settings.max_items)
+        self._envelope_model = with_max_items(Envelope, "items", settings.max_items)
 
     def parse(self, body: bytes | bytearray) -> Envelope:
         """The request; its items are not validated yet.

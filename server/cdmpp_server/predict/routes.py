@@ -18,13 +18,14 @@ from cdmpp.predict.bulk import MEDIA_TYPE
 from cdmpp.utils.lru import Lru
 from cdmpp_server.body import JSON, declared_bytes, read_body, read_json_body
 from cdmpp_server.concurrency import DESCRIPTION, Deadline, cancel_on_disconnect, infrequent_gc
+from cdmpp_server.fields import with_max_items
 from cdmpp_server.models import Models, fingerprint, load_model
 from cdmpp_server.openapi import BODY_PROBLEMS, Schema, add_answer, add_body, add_models, add_problems, ref
 from cdmpp_server.operate.middleware import count_items
 from cdmpp_server.predict.batcher import Batcher
 from cdmpp_server.predict.observed_programs import ObservedPrograms
 from cdmpp_server.predict.render import ROWS_SHARE
-from cdmpp_server.predict.schema import PredictResponse, RegisterResponse, register_request_model, request_model
+from cdmpp_server.predict.schema import PredictRequest, PredictResponse, RegisterRequest, RegisterResponse
 from cdmpp_server.predict.service import PredictionService, check_golden
 from cdmpp_server.predict.strict import strict_device, strict_program, strict_schemas
 from cdmpp_server.proposals import ProposalStore, with_taken
@@ -125,8 +126,9 @@ _EXAMPLE: dict[str, Any] = {
 
 def describe(document: Schema, schemas: Schema, settings: Settings) -> None:
     """Add requests, responses and problems of ``/predict`` and ``/programs``."""
-    max_items = settings.max_items
-    add_models(schemas, request_model(max_items), PredictResponse, register_request_model(max_items), RegisterResponse)
+    request = with_max_items(PredictRequest, "items", settings.max_items)
+    registration = with_max_items(RegisterRequest, "programs", settings.max_items)
+    add_models(schemas, request, PredictResponse, registration, RegisterResponse)
     schemas.update(strict_schemas())
     _add_strict_request(schemas)
     predict = document["paths"]["/predict"]["post"]

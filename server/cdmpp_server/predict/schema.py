@@ -14,7 +14,7 @@ from cdmpp.model.nn.config import LEVELS
 from cdmpp.predict.prediction import Prediction
 from cdmpp.predict.predictor import DEFAULT_QUANTILES
 from cdmpp.programs.query_options import DEFAULT_PROTOCOL, Backend, Framework, Implementation, Protocol
-from cdmpp_server.fields import MAX_TEXT, Device, Program, RegisteredProgram, check_width, with_max_items
+from cdmpp_server.fields import MAX_TEXT, Device, Program, RegisteredProgram, check_width
 from cdmpp_server.observe.ids import MAX_ID as MAX_ID_TOKEN
 from cdmpp_server.schema_base import AnswerModel, RequestModel
 
@@ -27,36 +27,28 @@ class Item(RequestModel):
 
     _check_width = model_validator(mode="before")(check_width)
 
-    id: Annotated[Annotated[str, Field(max_length=MAX_ID)] | None, Field(description="Returned with the result.")] = (
-        None
-    )
+    id: Annotated[str, Field(max_length=MAX_ID)] | None = Field(None, description="Returned with the result.")
     program: Program
     device: Device
-    backend: Annotated[
-        Backend | None,
-        Field(
-            description="library: the kernel that a vendor library selects (default for operators). "
-            "tvm: the program exactly as scheduled (default for TIR)."
-        ),
-    ] = None
-    protocol: Annotated[
-        Protocol,
-        Field(
-            description="kernel: device time only. graph: inside a captured graph. eager: one call from the "
-            "host, with launch cost."
-        ),
-    ] = DEFAULT_PROTOCOL
-    framework: Annotated[
-        Framework | None, Field(description="Framework that launches a library kernel; null where it is not known.")
-    ] = None
-    implementation: Annotated[
-        Implementation | None,
-        Field(
-            description="fused: one kernel. composed: several kernels of an eager framework, summed. compiled: a "
-            "compiler's kernel. tuned: the fastest of many candidates. null: composed for what eager PyTorch composes "
-            "and the framework pytorch, else fused."
-        ),
-    ] = None
+    backend: Backend | None = Field(
+        None,
+        description="library: the kernel that a vendor library selects (default for operators). "
+        "tvm: the program exactly as scheduled (default for TIR).",
+    )
+    protocol: Protocol = Field(
+        DEFAULT_PROTOCOL,
+        description="kernel: device time only. graph: inside a captured graph. eager: one call from the "
+        "host, with launch cost.",
+    )
+    framework: Framework | None = Field(
+        None, description="Framework that launches a library kernel; null where it is not known."
+    )
+    implementation: Implementation | None = Field(
+        None,
+        description="fused: one kernel. composed: several kernels of an eager framework, summed. compiled: a "
+        "compiler's kernel. tuned: the fastest of many candidates. null: composed for what eager PyTorch composes "
+        "and the framework pytorch, else fused.",
+    )
 
 
 Level = Annotated[float, Field(ge=LEVELS[0], le=LEVELS[-1])]
@@ -78,11 +70,9 @@ class PredictRequest(RequestModel):
     Without ``strict``, anything that is no valid item gets an error in its place.
     """
 
-    items: Annotated[list[Item], Field(min_length=1, max_length=10_000)]
+    items: list[Item] = Field(min_length=1, max_length=10_000)
     quantiles: Quantiles = Field(list(DEFAULT_QUANTILES))
-    strict: Annotated[bool, Field(description="Refuse the whole request (4xx) when one item cannot be predicted.")] = (
-        False
-    )
+    strict: bool = Field(False, description="Refuse the whole request (4xx) when one item cannot be predicted.")
     model: ModelName = None
 
 
@@ -92,28 +82,15 @@ class Envelope(PredictRequest):
     items: list[Any]
 
 
-def request_model(max_items: int) -> type[PredictRequest]:
-    """:class:`PredictRequest` with another limit on the number of items."""
-    return with_max_items(PredictRequest, "items", max_items)
-
-
-def envelope_model(max_items: int) -> type[Envelope]:
-    """:class:`Envelope` with another limit on the number of items."""
-    return with_max_items(Envelope, "items", max_items)
-
-
 Reason = Annotated[str, Field(description=Prediction.declarations()["domain_reason"].description)]
 
 
 class _Identified(AnswerModel):
     id: str | None
-    prediction_id: Annotated[
-        Annotated[str, Field(max_length=MAX_ID_TOKEN)] | None,
-        Field(
-            description="Identifies this result in POST /observe, where it counts once; each result has another one. "
-            "null while the database has been unavailable since the service started."
-        ),
-    ]
+    prediction_id: Annotated[str, Field(max_length=MAX_ID_TOKEN)] | None = Field(
+        description="Identifies this result in POST /observe, where it counts once; each result has another one. "
+        "null while the database has been unavailable since the service started."
+    )
 
 
 def result_model(prediction: type[Prediction] = Prediction) -> type[BaseModel]:
@@ -136,18 +113,15 @@ else:
 class ErrorInfo(AnswerModel):
     """Reason why an item has no prediction."""
 
-    code: Annotated[
-        Literal[
-            "invalid_program",
-            "unsupported_operator",
-            "unknown_device",
-            "invalid_device",
-            "missing_dependency",
-            "data_error",
-            "unknown_program",
-        ],
-        Field(description="Stable identifier for machines."),
-    ]
+    code: Literal[
+        "invalid_program",
+        "unsupported_operator",
+        "unknown_device",
+        "invalid_device",
+        "missing_dependency",
+        "data_error",
+        "unknown_program",
+    ] = Field(description="Stable identifier for machines.")
     message: str
     hint: str
 
@@ -162,18 +136,13 @@ class ItemError(AnswerModel):
 class RegisterRequest(RequestModel):
     """Programs to register."""
 
-    programs: Annotated[list[RegisteredProgram], Field(min_length=1, max_length=10_000)]
-
-
-def register_request_model(max_items: int) -> type[RegisterRequest]:
-    """:class:`RegisterRequest` with another limit on the number of programs."""
-    return with_max_items(RegisterRequest, "programs", max_items)
+    programs: list[RegisteredProgram] = Field(min_length=1, max_length=10_000)
 
 
 class Registered(AnswerModel):
     """A registered program; items can name it by its hash."""
 
-    hash: Annotated[str, Field(pattern="^[0-9a-f]{32}$", description='Use it as `{"hash": "..."}`.')]
+    hash: str = Field(pattern="^[0-9a-f]{32}$", description='Use it as `{"hash": "..."}`.')
     name: str
 
 

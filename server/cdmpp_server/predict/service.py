@@ -20,7 +20,7 @@ from cdmpp.programs.program import TensorProgram
 from cdmpp.programs.query_options import Backend
 from cdmpp_server.body import INLINE_BYTES, parse
 from cdmpp_server.concurrency import ConcurrencyLimiter, Deadline
-from cdmpp_server.fields import ProgramValue, program_value
+from cdmpp_server.fields import ProgramValue, program_value, with_max_items
 from cdmpp_server.models import Models
 from cdmpp_server.observe.ids import Signer
 from cdmpp_server.observe.store import ObservationStore
@@ -42,7 +42,7 @@ from cdmpp_server.predict.render import (
     result,
 )
 from cdmpp_server.predict.resolver import ProgramResolver, stored_form
-from cdmpp_server.predict.schema import register_request_model
+from cdmpp_server.predict.schema import RegisterRequest
 from cdmpp_server.problems import ProblemError, SchemaViolation, internal_error
 from cdmpp_server.sandbox.sandbox import Sandbox
 from cdmpp_server.settings import Settings
@@ -165,7 +165,7 @@ class PredictionService:
         Raises ProblemError: 400 or 422 for the body, 503 or 504 under load or without the store.
         """
         with bugs_hidden("/programs"):
-            model = register_request_model(self._max_items)
+            model = with_max_items(RegisterRequest, "programs", self._max_items)
             request = await self.do(len(body) <= INLINE_BYTES, partial(parse, model, body), deadline)
             on_items(len(request.programs))
             forms = [program_value(program) for program in request.programs]

@@ -130,11 +130,8 @@ class Sandbox:
         """
         header = {"kind": "tvmscript", "backend": "tvm", "as_json": True}
         job = _SandboxJob(header, script.encode("utf-8", "surrogatepass"), replies.tvm_json)
-        (result,) = await self._submit([job], needs_tvm=True)
-        if isinstance(result, CdmppError):
-            raise result
-        assert isinstance(result, str)
-        return result
+        text: str = await self._only(job, needs_tvm=True)
+        return text
 
     async def read_onnx(
         self, data: bytes, dims: Mapping[str, int] | None = None, *, max_programs: int = 10_000
@@ -147,10 +144,14 @@ class Sandbox:
         """
         header = {"kind": ONNX_KIND, "dims": dict(dims or {}), "max_programs": max_programs}
         job = _SandboxJob(header, data, lambda reply, _: replies.model_summary(reply, max_programs))
-        (result,) = await self._submit([job], needs_tvm=False)
+        summary: ModelSummary = await self._only(job, needs_tvm=False)
+        return summary
+
+    async def _only(self, job: _SandboxJob, needs_tvm: bool) -> Any:
+        """The result of one job, or its error raised."""
+        (result,) = await self._submit([job], needs_tvm)
         if isinstance(result, CdmppError):
             raise result
-        assert isinstance(result, ModelSummary)
         return result
 
     async def _submit(self, jobs: list[_SandboxJob], needs_tvm: bool) -> list[Any]:
@@ -218,12 +219,6 @@ def _unreadable(reason: str) -> InvalidProgramError:
 @asynccontextmanager
 async def lifespan(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     """Hold a sandbox; its workers start when they are first needed."""
-    sandbox = Sandbox(
-        workers=settings.sandbox_workers,
-        memory_bytes=settings.sandbox_memory_bytes,
-        timeout_s=settings.sandbox_timeout_s,
-        max_queued=settings.max_queued,
-    )
-    async with sandbox:
-        app.state.sandbox = sandbox
+    of_worker = (settings.sandbox_memory_bytes, settings.sandbox_timeout_s)
+    async with Sandbox(settings.sandbox_workers, *of_worker, settings.max_queued) as app.state.sandbox:
         yield
