@@ -89,7 +89,7 @@ def test_the_example_is_planned_with_predictions(predictor: LatencyPredictor, tm
     assert answer["gap"] >= -1e-9
     assert any("conv2d" in line for line in answer["explanation"])
     request = ClusterRequest.model_validate(value)
-    assert "the lower bound of all plans is" in render(plan.report())
+    assert "the lower bound of all numbers of workers of the jobs that run is" in render(plan.report())
     draw(request, plan).savefig(tmp_path / "cluster.png")
 
 
