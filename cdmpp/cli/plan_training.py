@@ -58,11 +58,17 @@ def training(
 
     def value() -> Any:
         if config is None:
-            return files.request(file or Path("-"))
+            request = files.request(file or Path("-"))
+            if isinstance(request, dict) and "model" not in request and "hidden_size" in request:
+                raise DataError(f"{file}: a config.json is no request", hint="give it by --config")
+            return request
         layout = {name: given.pop(name) for name in _SEARCHED if name in given}
         from cdmpp.llm.read import config_fields
 
-        return {"model": config_fields(config), **given, "layout": layout}
+        fields = config_fields(config)
+        if "model" in fields and "global_batch" in fields:
+            raise DataError(f"{config}: a request is no config.json", hint="give it without --config")
+        return {"model": fields, **given, "layout": layout}
 
     run_request(PLANNERS["training"], file or config or Path("-"), value, files, chosen)
 

@@ -19,7 +19,7 @@ from cdmpp.predict.prediction import Prediction, Query
 from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.fields import PriceRequest
 from cdmpp.predict.requests.reliability import Choice, Ends, summarise
-from cdmpp.predict.requests.request import Answer, Plan, Request
+from cdmpp.predict.requests.request import CLOSE, Answer, Plan, Request
 from cdmpp.programs.frontends.load import program_from_request
 from cdmpp.programs.program import TensorProgram
 
@@ -110,9 +110,13 @@ def signed(request: Request[A], answer: A, prices: Sequence[Prediction], control
     reasons = ["ignore_memory is true"] if request.ignore_memory else request.unchecked_memory()
     if reasons and isinstance(answer, Plan):
         marks["explanation"] = [*answer.explanation, f"memory was not checked: {'; '.join(reasons)}"]
-    if isinstance(answer, Plan) and getattr(answer, "steps", None) == 0 and answer.gap > 0 and control is not None:
-        text = f"the search did not begin within budget_s {request.budget:g}: the plan is its best starting point"
-        marks["explanation"] = [*marks.get("explanation", answer.explanation), text]
+    if isinstance(answer, Plan) and request.budget is not None and control is not None and answer.gap > CLOSE:
+        if getattr(answer, "steps", None) == 0:
+            text = f"the search did not begin within budget_s {request.budget:g}: the plan is its best starting point"
+        else:
+            text = f"the search ended with budget_s {request.budget:g}: a larger one may find a better plan"
+        if control.expired or getattr(answer, "steps", None) == 0:
+            marks["explanation"] = [*marks.get("explanation", answer.explanation), text]
     return answer.model_copy(update=marks)
 
 

@@ -34,6 +34,7 @@ from cdmpp.predict.requests.budget import SearchControl
 from cdmpp.predict.requests.plot import GREY, draw_legend, new_figure
 from cdmpp.predict.requests.request import Interval
 from cdmpp.utils.jit import COMPILED
+from cdmpp.utils.units import format_latency
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -465,7 +466,7 @@ def _explain(problem: FusedProblem, result: FusedSearchResult, makespan: float, 
     ]
     busy = sum(work)
     lines = [
-        f"every rank works {busy:.6g} s of {makespan:.6g} s ({100 * busy / makespan:.1f} %): "
+        f"every rank works {format_latency(busy)} of {format_latency(makespan)} ({100 * busy / makespan:.1f} %): "
         + ", ".join(f"model {m} {100 * s / makespan:.1f} %" for m, s in enumerate(work))
     ]
     longest = max(range(len(chains)), key=chains.__getitem__)

@@ -85,13 +85,26 @@ class TrainingStepPlan(StepRow, Plan):
         """The step and its layout."""
         return f"a step takes {format_latency(self.step_s)} ({self.interval}) with {self.layout}"
 
+    def trust(self) -> str:
+        """The interval and the domain of the step, which count kernels by their share of it."""
+        where = {"in": "in", "near": "near", "out": "outside of"}[self.step_domain]
+        return (
+            f"80 % interval {self.interval}, of the kernels or of measured steps, whichever is wider; {where} the "
+            f"range of measured steps: {self.domain_reason.partition(': ')[0]}"
+        )
+
     def tables(self) -> list[Table]:
         """Throughput, memory, buckets, parts of the step, other layouts, baselines."""
         peak, memory = self.model_flops_utilization, self.memory
         parts = (f"{name} {getattr(memory, name) / 1e9:.1f}" for name in ("weights", "gradients", "optimizer"))
         limit = "" if memory.limit is None else f" of {memory.limit / 1e9:.1f}"
         compressed = sum(bucket.compressor is not None for bucket in self.buckets)
-        sizes = [bucket.bytes for bucket in self.buckets] or [0.0]
+        exchanges = ""
+        if sizes := [bucket.bytes for bucket in self.buckets]:
+            exchanges = (
+                f"{len(sizes)} exchanges of gradients of {format_si(min(sizes), 'B')} to {format_si(max(sizes), 'B')}, "
+                f"{compressed} of them compressed"
+            )
         rows = [
             (str(row.layout), format_latency(row.step_s), f"{row.memory.total / 1e9:.0f}", row.binds)
             for row in self.alternatives
@@ -102,11 +115,10 @@ class TrainingStepPlan(StepRow, Plan):
                 + ("" if peak is None else f", {percent(peak)} of the peak"),
                 f"memory {memory.total / 1e9:.1f}{limit} GB: {', '.join(parts)}, "
                 f"activations {memory.activations / 1e9:.1f}",
-                f"{len(self.buckets)} exchanges of gradients of {format_si(min(sizes), 'B')} to "
-                f"{format_si(max(sizes), 'B')}, {compressed} of them compressed",
+                exchanges,
             ),
             parts_table(self.breakdown, self.step_s),
-            Table(("next layouts", "step", "memory GB", "binds"), rows, (1, 2)),
+            *([Table(("next layouts", "step", "memory GB", "binds"), rows, (1, 2))] if rows else []),
             self.baseline_table(),
             Table.lines(*self.explanation[1:], *(f"note: {remark}" for remark in self.remarks)),
         ]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdmpp.llm.forms import LayoutRow, MemoryRow
 from cdmpp.llm.training.gradients import GradientPlan
+from cdmpp.llm.training.memory import RECOMMENDED
 from cdmpp.llm.training.result import TrainingStep, binding
 from cdmpp.plan.compress.solver import Exchanges
 from cdmpp.plan.data_parallel.schema import Transfer
@@ -196,6 +197,6 @@ def draw(request: TrainingRequest, plan: TrainingStepPlan) -> Figure:
     left.set_xlabel(f"step ({unit})")
     right.set_xlabel("memory of the fullest rank (GB)")
     if plan.memory.limit is not None:
-        right.axvline(plan.memory.limit / 1e9, color="0.2", linestyle="--", label="limit")
+        right.axvline(RECOMMENDED * plan.memory.limit / 1e9, color="0.2", linestyle="--", label="limit")
     draw_legend(figure, colours)
     return figure

@@ -332,9 +332,13 @@ class Plan(Answer):
         distance = "optimal" if value <= self.bound_value * (1 + CLOSE) else distance
         lines.append(f"the lower bound of all {self.bounded} is {bound}: {self.compared} is {distance}")
         lines += [f"why: {text}" for text in self.explanation[:1]]
-        if self.reliability is not None:
-            lines.append(f"trust: {self.reliability.short(self.domain)}")
+        if trust := self.trust():
+            lines.append(f"trust: {trust}")
         return lines
+
+    def trust(self) -> str:
+        """The interval of the plan and the domain of its costs in one sentence; empty in parts of a plan."""
+        return "" if self.reliability is None else self.reliability.short(self.domain)
 
     def _compared(self, ratio: float) -> str:
         if ratio >= MANY:
