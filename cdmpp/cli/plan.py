@@ -19,7 +19,6 @@ from cdmpp.cli.plan_files import PlanFiles, PlanOptions
 from cdmpp.cli.progress import progress_display
 from cdmpp.errors import DataError, FieldError
 from cdmpp.plan.registry import PLANNERS, PlannerSpec
-from cdmpp.predict.requests.plot import write_figure
 from cdmpp.utils.writing import check_output, replacing
 
 if TYPE_CHECKING:
@@ -203,6 +202,8 @@ def draw_to(path: Path, request: Any, plan: Any) -> None:
 
     Raises DataError: the file cannot be written.
     """
+    from cdmpp.predict.requests.plot import write_figure
+
     with replacing(path) as aside:
         write_figure(lambda: request.sibling("solver").draw(request, plan), aside, dpi=120, format=path.suffix[1:])
 
