@@ -25,6 +25,7 @@ def json_block(page: str) -> Any:
     return json.loads(text[text.index("## Collectives as costs") :].split("```json", 1)[1].split("```", 1)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
 def test_requests_in_the_folder_are_valid(path: Path) -> None:
     request = PLANNERS[path.stem.partition("_")[0]].read(json.loads(path.read_text()))

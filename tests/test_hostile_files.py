@@ -166,6 +166,7 @@ TEXTS = [content[:100_000].decode(errors="replace") for content in CONTENT.value
 IMPORTS = [(name, kind) for name, item in FORMATS.items() if (cls := item.importer()) for kind in cls.kinds]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("format", "kind"), IMPORTS)
 def test_hostile_texts_of_other_frameworks_are_errors_or_ignored(format: str, kind: str) -> None:
     needed = {name for name, field in FORMATS[format].importer().model_fields.items() if field.is_required()}
@@ -245,6 +246,7 @@ def test_quantisation_file_without_types_is_an_error(tmp_path: Path, stated: Any
         read_config(tmp_path)
 
 
+@pytest.mark.slow
 def test_many_measurements_and_configurations_of_rows_are_refused(tmp_path: Path) -> None:
     table = tmp_path / "rows.csv"
     table.write_text("batch,input,output,total_s\n" + "1,1,1,1\n" * 100_000)

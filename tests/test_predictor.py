@@ -43,6 +43,7 @@ def figures(predictor: LatencyPredictor, asked: list[Query]) -> list[tuple[Any, 
     return [(p.latency_s, p.lower_s, p.upper_s, p.domain_score, p.roofline_s) for p in answers]
 
 
+@pytest.mark.slow
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_answers_do_not_depend_on_the_batch(predictor: LatencyPredictor, seed: int) -> None:

@@ -4,6 +4,7 @@ from benchmarks.agreement import walk
 from cdmpp import LatencyPredictor
 
 
+@pytest.mark.slow
 def test_random_predictions_keep_to_the_limits() -> None:
     counts, predictions = walk(LatencyPredictor.load(), 300, seed=5)
     assert predictions > 3000

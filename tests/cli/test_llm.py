@@ -70,6 +70,7 @@ def test_unknown_device_beside_a_known_one_fails(run: Run) -> None:
     assert "h100-sxm" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_profile_is_fitted_and_used(run: Run, tmp_path: Path) -> None:
     table, profile = tmp_path / "mine.csv", tmp_path / "mine.toml"
     table.write_text("batch,input,output,total_s\n1,128,32,0.5\n32,128,32,0.9\n8,1024,16,0.6\n")

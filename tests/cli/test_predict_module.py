@@ -71,6 +71,7 @@ def current_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest
     return folder
 
 
+@pytest.mark.slow
 def test_json_equals_predict_module(run: Run, predictor: LatencyPredictor) -> None:
     options = ("--mode", "training", "--dtype", "float16", "--optimizer", "sgd")
     output = run.json("predict", f"{NAME}:both", "-d", "t4", "-d", "a100-pcie-40gb", *options)

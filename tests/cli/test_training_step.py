@@ -53,6 +53,7 @@ def test_infeasible_layout_is_an_error_with_a_hint(run: Run) -> None:
     assert "needs" in result and "hint:" in result
 
 
+@pytest.mark.slow
 def test_rl_plan_from_a_configuration(run: Run, tmp_path: Path) -> None:
     lengths = tmp_path / "lengths.csv"
     lengths.write_text("tokens\n" + "\n".join(str(200 + 13 * i % 900) for i in range(64)), encoding="utf-8")

@@ -173,6 +173,7 @@ def test_features_in_bulk(implementation: Any, predictor: LatencyPredictor) -> N
         implementation.predict_features(unknown)
 
 
+@pytest.mark.slow
 def test_estimate_of_a_language_model(implementation: Predictor, predictor: LatencyPredictor) -> None:
     options: dict[str, Any] = {"tp": 2, "batch": 4, "input": 64, "output": 4, "weights": "fp8"}
     expected = estimate(LLAMA, "h100-sxm", predictor=predictor, **options)

@@ -114,6 +114,7 @@ def loaded(load: dict[str, Any], device: DeviceSpec, engine: Engine, predictor: 
     return {**load, "input": 1024, "output": 128, **seconds}
 
 
+@pytest.mark.slow
 def test_rows_under_load_are_simulated(predictor: LatencyPredictor) -> None:
     # A card that cannot hold 64 requests at once: they queue.
     small = lookup("h100-sxm").model_copy(update={"name": "small", "memory_bytes": 24e9})
@@ -153,6 +154,7 @@ def test_wrong_loads_are_named(change: dict[str, Any], message: str, predictor: 
     assert caught.value.message.startswith(message)
 
 
+@pytest.mark.slow
 def test_rows_that_are_simulated_are_limited(predictor: LatencyPredictor) -> None:
     row = {"batch": 4, "input": 16, "output": 8, "total_s": 3.0, "closed_loop": True}
     with pytest.raises(DataError, match="row 51: more than 50 rows are simulated"):

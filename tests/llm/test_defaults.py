@@ -87,6 +87,7 @@ def test_an_unknown_or_missing_option_is_refused_before_any_work() -> None:
         training_step("no such file", "h100-sxm", global_batch=8, sequence=128)  # type: ignore[call-arg]
 
 
+@pytest.mark.slow
 def test_answers_have_the_length_of_the_interface_that_is_asked(predictor: LatencyPredictor) -> None:
     assert of_python(estimate)["output"] == of_schema(LlmRequest)["output"] == of_schema(Sweep)["output"]
     assert of_python(simulate)["output"] == of_schema(SimulateRequest)["output"] == 1024

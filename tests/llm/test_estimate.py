@@ -427,6 +427,7 @@ def test_interpolated_steps_add_up_to_all_steps() -> None:
     assert _weights(past, points) @ (3 * points + 1) == pytest.approx((3 * past + 1).sum())
 
 
+@pytest.mark.slow
 def test_network_between_nodes_is_an_option_and_its_default_is_said(predictor: LatencyPredictor) -> None:
     options: dict[str, Any] = {"tp": 16, "output": 8, "predictor": predictor}
     config = LLAMA_70B
@@ -449,6 +450,7 @@ def test_model_of_70_billion_parameters_fits_one_h200(predictor: LatencyPredicto
     assert estimate(config, "h200", output=8, predictor=predictor).memory.device == pytest.approx(150.1e9, rel=0.002)
 
 
+@pytest.mark.slow
 def test_assumed_link_is_said_by_estimates_and_simulations(predictor: LatencyPredictor) -> None:
     options: dict[str, Any] = {"tp": 2, "output": 8, "predictor": predictor}
     says = "the link of mi210 is not known: pcie4-x16 of 32 GB/s assumed"

@@ -47,6 +47,7 @@ def test_requests_that_come_together_share_their_steps(predictor: LatencyPredict
     assert apart.steps == 16 * together.steps and apart.tpot_s.max() < together.tpot_s.min()
 
 
+@pytest.mark.slow
 def test_little_and_order(predictor: LatencyPredictor) -> None:
     closed = served(predictor, concurrency=16, input=512, output=128, count=160)
     # Requests in flight = rate x time in the system.
@@ -99,6 +100,7 @@ def test_replicas_share_the_requests(predictor: LatencyPredictor) -> None:
     assert staged.gpus == 2 and np.isfinite(staged.latency_s).all()
 
 
+@pytest.mark.slow
 def test_drafted_tokens_shorten_decoding_as_in_an_estimate(predictor: LatencyPredictor) -> None:
     load: dict[str, Any] = {"input": 512, "output": 400, "mtp": 2, "acceptance": 0.5}
     alone = estimate(LLAMA, H100, batch=8, predictor=predictor, **load)
@@ -116,6 +118,7 @@ def test_drafted_tokens_shorten_decoding_as_in_an_estimate(predictor: LatencyPre
         served(predictor, concurrency=1, acceptance=2)
 
 
+@pytest.mark.slow
 def test_prompts_in_a_pool_of_their_own(predictor: LatencyPredictor) -> None:
     load: dict[str, Any] = {"requests": [(0.3 * i, 4000, 100) for i in range(20)]}
     pool = {"tp": 2, "dp": 2, "bytes_per_s": 25e9}
@@ -216,6 +219,7 @@ def test_requests_in_lockstep_are_said(predictor: LatencyPredictor) -> None:
     assert apart.percentile("ttft_s", 50) < together.percentile("ttft_s", 50)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "device", "layout", "least"),
     [("llama-3.1-70b", H100, {}, 2), ("llama-3.1-70b", "t4", {"tp": 2}, 12), ("qwen3-30b-a3b", "l4", {"ep": 1}, 4)],

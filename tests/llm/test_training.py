@@ -425,6 +425,7 @@ def test_search_keeps_given_values(predictor: LatencyPredictor, given: dict[str,
         assert {name: getattr(one.layout, name) for name in given} == given
 
 
+@pytest.mark.slow
 def test_search_leaves_a_margin_of_memory(predictor: LatencyPredictor) -> None:
     found = search_layouts(
         LLAMA_70B, "h100-sxm", gpus=64, global_batch=256, sequence=8192, predictor=predictor, most=100

@@ -153,6 +153,7 @@ def test_budget_counts_cpu_time_up_to_a_limit_of_the_clock(monkeypatch: pytest.M
     assert not control.expired
 
 
+@pytest.mark.slow
 def test_search_that_did_not_begin_says_so() -> None:
     request = PLANNERS["application"].read(APPLICATION)
     control = Looks(0)

@@ -130,6 +130,7 @@ def test_small_steps_are_solved_to_the_optimum(units: tuple[int, ...], ranks: in
     assert best.makespan_s == optimal_makespan_s(tasks)
 
 
+@pytest.mark.slow
 def test_branch_and_bound_improves_on_all_list_schedules() -> None:
     # Every list schedule keeps a rank busy where idling would be better.
     improved = 0

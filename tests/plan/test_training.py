@@ -60,6 +60,7 @@ def test_one_copy_is_the_predicted_step(predictor: LatencyPredictor) -> None:
     assert plan["step_domain"] == step.domain
 
 
+@pytest.mark.slow
 def test_plan_is_not_worse_than_its_baselines_and_keeps_the_memory(predictor: LatencyPredictor) -> None:
     plan = make_plan("training", REQUEST, predictor)
     assert {"data_parallel_fsdp", "tp_in_the_node", "smallest_tp_pp"} <= plan["baselines"].keys()

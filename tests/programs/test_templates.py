@@ -46,6 +46,7 @@ def test_the_shipped_templates_equal_tvm_output() -> None:
     assert not stale, "run: python -m cdmpp.programs.make_templates (and retrain)"
 
 
+@pytest.mark.slow
 @pytest.mark.tvm
 def test_a_shared_template_gives_the_features_of_each_class_own_lowering() -> None:
     from cdmpp.programs.lowering import lower, to_json

@@ -75,6 +75,7 @@ def names(answers: Sequence[Prediction]) -> list[str]:
     return [a.name for a in answers]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     requests=st.lists(

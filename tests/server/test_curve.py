@@ -21,6 +21,7 @@ def post(client: TestClient, body: Any) -> httpx2.Response:
     return client.post("/curve", content=content, headers=JSON)
 
 
+@pytest.mark.slow
 def test_one_template(client: TestClient, predictor: LatencyPredictor) -> None:
     spec = lookup("l4").model_copy(update={"name": "mine", "l2_bytes": 24e6})
     body = {

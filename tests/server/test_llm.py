@@ -22,6 +22,7 @@ def post(client: TestClient, body: Any, path: str = "/llm") -> httpx2.Response:
     return client.post(path, json=body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -114,6 +115,7 @@ def test_predictions_of_one_request_are_limited(predictor: LatencyPredictor) -> 
         Estimates(request, predictor.artifact.device, rows - 1)
 
 
+@pytest.mark.slow
 def test_schema_describes_request_and_answer(client: TestClient) -> None:
     document = client.get("/openapi.json").json()
     operation = document["paths"]["/llm"]["post"]
@@ -129,6 +131,7 @@ def test_plans_take_no_path_from_a_client(client: TestClient) -> None:
     assert "config" in problem(post(client, request, "/application/plan"), 422, "invalid_request")["errors"][0]["path"]
 
 
+@pytest.mark.slow
 def test_calibration_equals_the_python_result(client: TestClient, predictor: LatencyPredictor) -> None:
     rows = [{"batch": n, "input": 128, "output": 32, "total_s": s} for n, s in ((1, 0.5), (32, 0.9))]
     body = {"config": LLAMA, "device": "h100-sxm", "measurements": rows}
@@ -151,6 +154,7 @@ def test_calibration_equals_the_python_result(client: TestClient, predictor: Lat
         assert message in problem(post(client, {**body, **change}, "/llm/calibrate"), 409, code)["detail"]
 
 
+@pytest.mark.slow
 def test_simulation_equals_the_python_result(client: TestClient, predictor: LatencyPredictor) -> None:
     load = {"concurrency": 4, "input": 128, "output": 16, "count": 12}
 

@@ -22,6 +22,7 @@ def labelled(name: str, **labels: str) -> tuple[str, tuple[tuple[str, str], ...]
     return name, tuple(sorted(labels.items()))
 
 
+@pytest.mark.slow
 def test_requests_items_and_refusals_are_counted(tmp_path: Path) -> None:
     # A separate application, so that its counters start at zero.
     with service(database=str(tmp_path / "s.sqlite")) as client:

@@ -46,6 +46,7 @@ def model(*nodes: Any, batch: int | str = 2) -> bytes:
 # -- figures --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_figures_are_those_of_the_command_line(upload: Upload) -> None:
     query = "&".join(f"device={d}" for d in DEVICES) + "&protocol=eager&framework=pytorch"
     sources = {f"examples/{name}.onnx": upload(example(name), query).json() for name in EXAMPLES}

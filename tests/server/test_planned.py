@@ -61,12 +61,14 @@ def test_simulation_beyond_its_bound_is_refused_before_its_tables(monkeypatch: p
         ServingPlan(read_config(LLAMA), lookup("h100-sxm"), most_work=1e6, **options)
 
 
+@pytest.mark.slow
 def test_calibration_is_refused_before_its_last_rows(client: TestClient) -> None:
     rows = [{"batch": 1, "input": 1000 + i, "output": 100, "total_s": 9.0} for i in range(499)]
     body = problem(post(client, "/llm/calibrate", {**BASE, "measurements": [*rows, {"batch": 0}]}), 409, "data_error")
     assert "more than 10,000 predictions" in body["detail"]
 
 
+@pytest.mark.slow
 def test_job_past_its_deadline_ends_and_its_process_stays(
     client: TestClient, app: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +118,7 @@ def test_queries_and_predictions_are_the_same_behind_the_pipe(predictor: Latency
     assert decode_prices(encode_prices([*predictions, *failed])) == [*predictions, *failed]
 
 
+@pytest.mark.slow
 def test_adapted_model_answers(client: TestClient) -> None:
     layer = "linear:m=512,n=4096,k={},dtype=bfloat16"
     records = [

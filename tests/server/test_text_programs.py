@@ -38,6 +38,7 @@ def test_invalid_text_is_an_error_of_its_item_only(text: str, ask, client: TestC
     assert "error" in failed and "observation_id" in stored
 
 
+@pytest.mark.slow
 def test_text_that_is_too_long_violates_the_schema(ask, client: TestClient) -> None:
     long = "linear:" + "m=1," * 500
     failed, valid = ask([{"program": form, "device": "t4"} for form in (long, TEXT)]).json()["results"]
@@ -73,6 +74,7 @@ def test_adapt_with_texts(client: TestClient) -> None:
     assert refused["item"] == 1
 
 
+@pytest.mark.slow
 def test_costs_of_plans_with_texts(client: TestClient, predictor: LatencyPredictor) -> None:
     def simulate(program: Any) -> dict[str, Any]:
         cost = {"programs": [{"program": program, "count": 2}], "device": "t4"}

@@ -219,6 +219,7 @@ def test_nvcc_gets_the_flags_of_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert commands[0][1 : commands[0].index("-o")] == nvcc_flags("sm_90")
 
 
+@pytest.mark.slow
 @pytest.mark.native
 def test_compiling_has_a_limit_of_cpu_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nvcc").write_text("#!/bin/sh\nwhile :; do :; done\n")
@@ -370,6 +371,7 @@ def test_results_become_records(job: Job, results: Path, tmp_path: Path) -> None
         assert max(map(max, item["repeats_s"].values())) == STAND_IN_S
 
 
+@pytest.mark.slow
 def test_failures_are_failed_records_and_the_run_goes_on(job: Job, tmp_path: Path) -> None:
     (first, second), (third, fourth) = job.programs
     part = _marked(job, tmp_path, {first: "// crash", second: "// error", third: "// hang", fourth: "// large"})

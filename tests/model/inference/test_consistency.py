@@ -138,6 +138,7 @@ def test_known_contradictory_predictions_agree(predictor: LatencyPredictor) -> N
     assert fast.latency_s is not None and slow.latency_s is not None and fast.latency_s <= slow.latency_s
 
 
+@pytest.mark.slow
 def test_trained_query_keeps_the_prediction_of_the_network(predictor: LatencyPredictor) -> None:
     keys = [c.split("|") for c in sorted(predictor.artifact.domain.contexts) if c.count("|") == 5]
     protocols: dict[tuple[str, ...], set[str]] = {}

@@ -136,6 +136,7 @@ def latency(prediction: Prediction) -> float:
     return prediction.latency_s
 
 
+@pytest.mark.slow
 def test_more_work_is_not_faster_beyond_the_interval(predictor: LatencyPredictor) -> None:
     queries, pairs = list[Query](), list[tuple[int, int, str]]()
     for turn, (device, fields) in enumerate(cases(2, seed=1)):

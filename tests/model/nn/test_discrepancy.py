@@ -61,6 +61,7 @@ def test_coral_is_the_published_formula() -> None:
     assert float(discrepancy) == pytest.approx((gap**2).sum() / (4 * 6**2), rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DISCREPANCIES)
 def test_descending_brings_batches_together(name: str) -> None:
     source, target = batches(scale=0.2)

@@ -77,6 +77,7 @@ def test_forward_keeps_the_flags_of_the_module(predictor: LatencyPredictor) -> N
     assert calls[False] == [p.call for p in predictor.predict_module(net.train(True), image, "t4").programs]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch in its own calls
 def test_modules_of_torch_compile_run_as_they_were_compiled(predictor: LatencyPredictor) -> None:
     inner = nn.Sequential(nn.Linear(64, 64), nn.GELU())
@@ -204,6 +205,7 @@ def test_wrong_devices_and_options_are_refused(predictor: LatencyPredictor) -> N
         predictor.predict_module(NET, X, "t4", protocol="slow")
 
 
+@pytest.mark.slow
 def test_adaptive_gating_lies_between_one_expert_and_two(predictor: LatencyPredictor) -> None:
     def seconds(name: str, **sizes: int) -> float:
         network = make_network(name, **sizes)

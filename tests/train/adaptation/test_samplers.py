@@ -30,6 +30,7 @@ def test_every_sampler_gives_k_distinct_rows_and_the_same_ones_again(sampler: st
     assert chosen.tolist() == choose(sampler, features, families, k, seed=3).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_another_seed_chooses_otherwise(sampler: str) -> None:
     features, families = programs(6000 if sampler == "variance" else 400)  # few rows: all are candidates
@@ -119,6 +120,7 @@ def test_k_out_of_range_is_refused(sampler: str, k: int) -> None:
         choose(sampler, *programs(), k, 0)
 
 
+@pytest.mark.slow
 def test_programs_beyond_the_most_of_variance_reduction_are_chosen_at_random() -> None:
     few, many = (choose("variance", *programs(1500), k, 0) for k in (MAX_VARIANCE_ROWS, MAX_VARIANCE_ROWS + 100))
     assert np.array_equal(many[:MAX_VARIANCE_ROWS], few) and len(set(many.tolist())) == MAX_VARIANCE_ROWS + 100

@@ -40,6 +40,7 @@ def test_distinct_programs_with_what_the_model_expects(artifact: Artifact, sampl
     assert again.programs == selection.programs
 
 
+@pytest.mark.slow
 def test_shipped_pool_is_selected_from(artifact: Artifact) -> None:
     pool = model_pool(default_model())
     for spec in pool:
