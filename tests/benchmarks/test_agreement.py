@@ -1,5 +1,7 @@
 """Random predictions agree: the limits of benchmarks/agreement.py on a small walk."""
 
+import pytest
+
 from benchmarks.agreement import walk
 from cdmpp import LatencyPredictor
 

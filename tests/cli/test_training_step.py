@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from cdmpp.llm import training_step
 from cdmpp.predict.predictor import LatencyPredictor
 from tests.cli.conftest import ROOT, Run
