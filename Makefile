@@ -45,7 +45,7 @@ GPU_JOB ?= gpu-job
 help:
 	@echo 'make setup         .venv with every extra and the cdmpp command'
 	@echo 'make demo          predictions, a plan and an adaptation for GPUs this machine does not have (all of it: VERBOSE=1)'
-	@echo 'make test          all tests but the nightly ones, and the notebooks (about 7 minutes on two cores)'
+	@echo 'make test          all tests but the nightly ones, and the notebooks (about 10 minutes on two cores)'
 	@echo 'make test-fast     tests that are not marked slow (about 2 minutes on two cores)'
 	@echo 'make test-nightly  benchmarks on tiny sizes, random requests, all networks, Ray, load (about 2 minutes)'
 	@echo 'make test-stress   timing-sensitive tests repeatedly on busy processors (hours)'
