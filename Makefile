@@ -95,7 +95,7 @@ demo: $(SERVES)
 # After a crash of one of its processes xdist may wait for ever, so a crash ends the run.
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(PYTEST_OPTIONS)
 test: $(READY)
-	@echo 'all tests but the nightly ones, and the notebooks: about 7 minutes on two idle cores'
+	@echo 'all tests but the nightly ones, and the notebooks: about 10 minutes on two idle cores'
 	$(PYTEST) -m 'not nightly' tests --nbmake notebooks
 
 test-fast: $(READY)
