@@ -119,18 +119,18 @@ class Costs:
 Strategy = tuple[tuple[Bucket, ...], tuple[int, ...] | None]
 
 
-def best_buckets(costs: Costs, partitions: Sequence[tuple[Bucket, ...]]) -> tuple[Strategy, bool]:
+def best_buckets(costs: Costs, iterations: Sequence[Iteration]) -> tuple[Strategy, bool]:
     """The buckets with the shortest iteration, and whether no others are shorter.
 
-    ``partitions``: others to try. Without compressors and slowdowns the result is exact. With compressors, options and
-    partition are searched together, from the best partitions without compression.
+    ``iterations``: those of other partitions, without compression. Without compressors and slowdowns the result is
+    exact. With compressors, options and partition are searched together, from the best partitions without compression.
     """
     count = len(gradients(costs.layers))
     exact = 0 < count <= MAX_FREE and costs.compute_slowdown == costs.comm_slowdown == 1.0
-    tried = [*partitions, *([free_buckets(costs.layers, costs.setup)] if count <= MAX_FREE else [])]
-    tried.sort(key=lambda buckets: costs.iteration(buckets).iteration_s)
+    tried = [*iterations, *([costs.iteration(free_buckets(costs.layers, costs.setup))] if count <= MAX_FREE else [])]
+    tried.sort(key=lambda iteration: iteration.iteration_s)
     if not costs.exchanges.compressors or not count:
-        return (tried[0], None), exact
+        return (tried[0].buckets, None), exact
     tensors: list[GradientTensor] = []
     for layer in reversed(costs.layers):
         if not layer.gradient_bytes:
@@ -139,8 +139,8 @@ def best_buckets(costs: Costs, partitions: Sequence[tuple[Bucket, ...]]) -> tupl
             options, backward_s = costs.exchanges.options(size), 0.0 if i else layer.backward_s
             tensors.append(GradientTensor(layer.name, backward_s, options, size, costs.exchanges))
     groups = []
-    for buckets in tried[:MAX_STARTS]:
-        ends = {bucket.parameters[-1] for bucket in buckets}
+    for iteration in tried[:MAX_STARTS]:
+        ends = {bucket.parameters[-1] for bucket in iteration.buckets}
         sent = iter([0 if (layer, i) in ends else JOIN for layer, i, _ in gradients(costs.layers)])
         groups.append(tuple(next(sent) if tensor.options else 0 for tensor in tensors))
     steps = iter(range(max(MIN_STEPS, MAX_ROWS // len(tensors))))
@@ -165,7 +165,7 @@ def _solve(request: DataParallelRequest) -> DataParallelPlan:
     iterations = [costs.iteration(*strategy) for strategy in strategies]
     number = min(range(len(sizes)), key=lambda i: (iterations[i].iteration_s, i))
     baselines = {name: iterations[sizes.index(size)].iteration_s for name, size in named.items()}
-    free, optimal = best_buckets(costs, [buckets for buckets, _ in strategies])
+    free, optimal = best_buckets(costs, iterations)
     iteration = costs.iteration(*free)
     if iteration.iteration_s < iterations[number].iteration_s * (1 - CLOSE):
         baselines["best_bucket_size"] = iterations[number].iteration_s

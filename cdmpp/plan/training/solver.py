@@ -82,11 +82,12 @@ class Bucketed:
         megatron = fill_buckets(layers, parameters * plan.loop.gradient_bytes)
         engine = megatron if plan.engine.name.startswith("megatron") else pytorch
         sizes = [engine, pytorch, *(fill_buckets(layers, size) for size in request.bucket_bytes or ())]
+        iterations = [costs.iteration(buckets) for buckets in sizes]
         if request.bucket_bytes is None:
-            best = costs.iteration(*best_buckets(costs, sizes)[0])
+            best = costs.iteration(*best_buckets(costs, iterations)[0])
         else:
-            best = min(map(costs.iteration, sizes), key=lambda iteration: iteration.iteration_s)
-        own_s, pytorch_s = costs.iteration(engine).iteration_s, costs.iteration(pytorch).iteration_s
+            best = min(iterations, key=lambda iteration: iteration.iteration_s)
+        own_s, pytorch_s = iterations[0].iteration_s, iterations[1].iteration_s
         share = plan.exposed_dp_s[True] / max(own_s - costs.compute_s, plan.exposed_dp_s[True])
         saved_s = share * (own_s - best.iteration_s)
         return Bucketed(plan, self.step, transfers(layers, best), saved_s, share * (own_s - pytorch_s))
