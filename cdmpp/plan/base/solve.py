@@ -63,10 +63,12 @@ def solve_request(request: Request[A], predictor: Predictor | None = None, contr
     Raises FieldError or InfeasibleError: parts of the request do not fit together, or a program cannot be priced.
     """
     programs = request.price_requests()
-    if programs and predictor is None:
+    if not programs:
+        return solve_priced(request, [], control)
+    if predictor is None:
         raise FieldError.at(programs[0].path, "the cost of a program must be predicted", hint="pass a predictor")
-    prices = predict_prices(programs, predictor) if programs and predictor is not None else []
-    if programs and control is not None:
+    prices = predict_prices(programs, predictor)
+    if control is not None:
         control.restart()  # the budget is that of the search
     return solve_priced(request, prices, control)
 
@@ -100,6 +102,7 @@ def signed(request: Request[A], answer: A, prices: Sequence[Prediction], control
 
     ``control``: limits a search with the prices at the ends of their intervals; None: no such search.
     """
+    ended = control is not None and control.expired  # asked here: the search at the ends takes time, too
     used = request.used_prices(answer, prices)
     reliability = summarise(used, request.given_costs())
     marks: dict[str, Any] = {
@@ -111,12 +114,12 @@ def signed(request: Request[A], answer: A, prices: Sequence[Prediction], control
     if reasons and isinstance(answer, Plan):
         marks["explanation"] = [*answer.explanation, f"memory was not checked: {'; '.join(reasons)}"]
     if isinstance(answer, Plan) and request.budget is not None and control is not None and answer.gap > CLOSE:
+        text = ""
         if getattr(answer, "steps", None) == 0:
             text = f"the search did not begin within budget_s {request.budget:g}: the plan is its best starting point"
-        else:
+        elif ended:
             text = f"the search ended with budget_s {request.budget:g}: a larger one may find a better plan"
-        if control.expired or getattr(answer, "steps", None) == 0:
-            marks["explanation"] = [*marks.get("explanation", answer.explanation), text]
+        marks["explanation"] = [*marks.get("explanation", answer.explanation), *([text] if text else [])]
     return answer.model_copy(update=marks)
 
 

@@ -73,13 +73,14 @@ class TrainingJobForm(Priced):
 
     def steps(self, layout: str | None = None) -> dict[int, TrainingStep]:
         """The fastest step of each count that has a layout, or only those of layouts of this name."""
+        group = self._layouts()
         at_end = self._fastest and all(price.lower_s == price.upper_s for price in self._prices)
         plans = [
             plan
-            for plan in self._layouts().plans
+            for plan in group.plans
             if layout in (None, name := plan.layout.named()) and (not at_end or name in self._fastest[plan.layout.gpus])
         ]
-        steps = PlanGroup(plans, 0, self._layouts().queries).steps("", self._prices)
+        steps = PlanGroup(plans, 0, group.queries).steps("", self._prices)
         if layout is None and not at_end:
             self._fastest.clear()
             for step in steps:

@@ -325,11 +325,6 @@ class RlPlan(Plan):
         return f"{step}: {self.generation.instances} units generate{trains}"
 
     @property
-    def objective_name(self) -> str:
-        """Time or price."""
-        return self.objective.name
-
-    @property
     def in_seconds(self) -> bool:
         """Not where the price is minimised."""
         return self.objective.name == "time"

@@ -99,11 +99,15 @@ def summarise(prices: Sequence[Prediction], given: Sequence[str]) -> Reliability
     )
 
 
+def field_words(field: str) -> str:
+    """The name of a figure in words, without its unit: "step" for "objective.step_s"."""
+    return field.rpartition(".")[2].removesuffix("_s").replace("_", " ")
+
+
 def _ends_figures(ends: Ends) -> tuple[str, str]:
-    name = ends.figure.rpartition(".")[2].removesuffix("_s").replace("_", " ")
     in_seconds = ends.figure.endswith("_s")
     low, high = (format_latency(value) if in_seconds else f"{value:.4g}" for value in (ends.lower, ends.upper))
-    return name, f"{low} to {high}"
+    return field_words(ends.figure), f"{low} to {high}"
 
 
 def _ends_text(ends: Ends) -> str:

@@ -47,7 +47,7 @@ from cdmpp.predict.requests.fields import (
     instead_of,
 )
 from cdmpp.predict.requests.pricing import collect, fill, given_costs
-from cdmpp.predict.requests.reliability import Reliability
+from cdmpp.predict.requests.reliability import Reliability, field_words
 from cdmpp.utils.units import format_latency
 
 #: Fields are defined in :mod:`cdmpp.predict.requests.fields`; schemas import everything from here.
@@ -287,12 +287,7 @@ class Plan(Answer):
 
     def headline(self) -> str:
         """What the plan reaches, and how: the first sentence of its summary."""
-        return f"{self.objective_name} {self.objective_text(self.objective_value)}"
-
-    @property
-    def objective_name(self) -> str:
-        """Of the objective, in words."""
-        return self.objective_field.rpartition(".")[2].removesuffix("_s").replace("_", " ")
+        return f"{field_words(self.objective_field)} {self.objective_text(self.objective_value)}"
 
     def objective_text(self, value: float) -> str:
         """A value of the objective, with its unit."""
