@@ -46,9 +46,7 @@ def replay(
         _refuse(given, _OF_GRAPHS, "not for a trace; --save-graph writes its graph, which has them")
         replay_traces(files, given)
         return
-    if missing := [
-        name for name in files if name.endswith((".json.gz", ".nsys-rep", ".sqlite")) and not Path(name).exists()
-    ]:
+    if missing := [name for name in files if name.endswith((".json.gz", ".sqlite")) and not Path(name).exists()]:
         raise DataError(f"{missing[0]}: no such file", hint="give the trace of each rank")
     _refuse(given, _OF_TRACES, "only for a trace of torch.profiler or Nsight Systems")
     if len(files) > 1:

@@ -189,7 +189,7 @@ class PlanKind(AnswerModel):
     kind: str = Field(description="As `cdmpp plan` and `cdmpp.make_plan` call it.")
     path: str
     summary: str
-    example: dict[str, Any] = Field(description="A small request with given costs.")
+    example: dict[str, Any] = Field(description="A small request of this kind.")
 
 
 class PlanKinds(AnswerModel):
