@@ -56,7 +56,7 @@ def test_target_fails_if_pytest_fails(status: int, good: bool, tmp_path: Path) -
 
 def test_test_targets_state_their_duration_and_select_tests(tmp_path: Path) -> None:
     first, *_, command = make("test", 0, tmp_path / "all").stdout.splitlines()
-    assert "about 7 minutes" in first and command.endswith("-m not nightly tests --nbmake notebooks")
+    assert "about 10 minutes" in first and command.endswith("-m not nightly tests --nbmake notebooks")
     first, *_, command = make("test-fast", 0, tmp_path / "fast").stdout.splitlines()
     assert "about 2 minutes" in first and command.endswith("-m not slow and not nightly tests")
     *_, command = make("test-nightly", 0, tmp_path / "nightly").stdout.splitlines()
